@@ -1,0 +1,277 @@
+"""The typed, frozen configuration of one model on one target, and the only reader of config files.
+
+`load` reads a TOML file, applies overrides, and either returns a Config or raises one ConfigError that lists every
+fault of the file with its dotted place and, where one is near, the name that was probably meant.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+
+from tvmflow.errors import ConfigError
+
+DType = Literal[
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
+]
+Dim = Annotated[int, Field(ge=0)] | Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
+# Overrides are (dotted key, value) pairs, a value being anything that TOML can say.
+Overrides = Sequence[tuple[str, Any]]
+
+
+class Section(BaseModel):
+    """Frozen, and strict about names and types: nothing is ignored, nothing is converted."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+class ModelInput(Section):
+    shape: tuple[Dim, ...] | None = None
+    """One integer or dimension name per axis; a name stays symbolic unless [shapes.dims] gives it a size."""
+    dtype: DType | None = None
+
+
+class ModelSection(Section):
+    path: Path | None = None
+    """An ONNX file, or a torch.export program (.pt2). A relative path starts at the config file's folder."""
+    entry: str | None = Field(default=None, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    """"package.module:function" that returns (torch.nn.Module, example inputs[, dynamic shapes])."""
+    inputs: dict[str, ModelInput] = {}
+    """Shapes and dtypes by input name, where the model leaves them open."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> ModelSection:
+        if (self.path is None) == (self.entry is None):
+            raise ValueError("give exactly one of `path` and `entry`")
+        return self
+
+
+class ShapesSection(Section):
+    dims: dict[str, PositiveInt] = {}
+    """Sizes for symbolic dimensions; what is not listed stays dynamic."""
+
+
+class TargetSection(Section):
+    kind: Literal["llvm", "cuda"] = "llvm"
+    mcpu: str = "native"
+    """The CPU to generate code for: "native", a portable level ("x86-64-v3") or any name LLVM knows."""
+    mtriple: str | None = None
+    """For cross builds, e.g. "aarch64-linux-gnu"; the default is this machine."""
+    arch: str | None = Field(default=None, pattern=r"^sm_\d+[af]?$")
+    """The CUDA architecture, e.g. "sm_90"; needed on a machine without a GPU."""
+    threads: PositiveInt | Literal["native"] = "native"
+    """CPU threads that the library is planned for and runs with; "native" means this machine's cores."""
+
+    @model_validator(mode="after")
+    def _kind_fits(self) -> TargetSection:
+        if self.kind == "llvm" and self.arch is not None:
+            raise ValueError('`arch` belongs to kind = "cuda"; name a CPU with `mcpu`')
+        if self.mtriple is not None and self.mcpu == "native":
+            raise ValueError('a cross build (`mtriple`) cannot use mcpu = "native"; name the CPU, e.g. "generic"')
+        if self.mtriple is not None and self.threads == "native":
+            raise ValueError('a cross build (`mtriple`) cannot use threads = "native"; give a number')
+        return self
+
+
+class NumericsSection(Section):
+    fast_math: bool = False
+    """Allow approximate division, square roots and functions, reassociation, and flushing denormals to zero."""
+    tf32: bool = False
+    """Allow TF32 tensor cores for float32 matrix products (CUDA, sm_80 and later)."""
+
+
+class GraphSection(Section):
+    layout: Literal["auto", "keep", "nhwc"] = "auto"
+    """Layout of convolutions: as imported, NHWC, or whichever leaves fewer bytes of layout transforms."""
+    prepack: bool = True
+    """Allow weights to be stored in the layout that a tuned kernel wants."""
+    max_layout_transforms: Annotated[int, Field(ge=0)] | None = None
+    """More transposes and layout transforms than this in the finished graph are an error."""
+
+
+class Tolerance(Section):
+    rtol: Annotated[float, Field(ge=0)]
+    atol: Annotated[float, Field(ge=0)]
+
+
+class VerifySection(Section):
+    enabled: bool = True
+    reference: Literal["auto", "onnxruntime", "onnx", "torch"] = "auto"
+    """What the library's values are held against; "auto" is ONNX Runtime for ONNX and eager PyTorch for PyTorch."""
+    rtol: Annotated[float, Field(ge=0)] | None = None
+    atol: Annotated[float, Field(ge=0)] | None = None
+    """|got - want| <= atol + rtol * |want|; unset values follow each output's dtype and are in the manifest."""
+    outputs: dict[str, Tolerance] = {}
+    """Tolerances of single outputs, by name."""
+    seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (0, 1, 2)
+    ranges: dict[str, tuple[float, float]] = {}
+    """Lowest and highest value drawn for an input, by name; e.g. ids = [0, 30521], sample_rate = [16000, 16000]."""
+    dims: dict[str, Annotated[tuple[PositiveInt, ...], Field(min_length=1)]] = {}
+    """Sizes to try for dimensions that stay symbolic; the i-th sizes of all dimensions belong together."""
+    inputs: Path | None = None
+    """An .npz of inputs by name to verify with, instead of drawn ones."""
+
+
+class Config(Section):
+    """One model on one target: everything that changes the result."""
+
+    model: ModelSection
+    shapes: ShapesSection = ShapesSection()
+    target: TargetSection = TargetSection()
+    numerics: NumericsSection = NumericsSection()
+    graph: GraphSection = GraphSection()
+    verify: VerifySection = VerifySection()
+
+    @model_validator(mode="after")
+    def _sections_fit(self) -> Config:
+        if self.numerics.tf32 and self.target.kind != "cuda":
+            raise ValueError('numerics.tf32 = true needs target.kind = "cuda"; CPUs have no TF32')
+        if self.numerics.tf32 and self.target.arch and int(self.target.arch.strip("smaf_")) < 80:
+            raise ValueError(f"numerics.tf32 = true needs sm_80 or later, target.arch is {self.target.arch}")
+        return self
+
+
+def load(path: Path, overrides: Overrides = ()) -> Config:
+    """Reads a config file; `overrides` win over it. Paths in it are taken from the file's folder.
+
+    Raises ConfigError with all faults at once.
+    """
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such config file", "check the path; `configs/` holds examples") from None
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{path}: cannot be read: {exc}", "give a readable TOML file") from None
+    except tomllib.TOMLDecodeError as exc:
+        raise ConfigError(f"{path}: not valid TOML: {exc}", "mend the line named above") from None
+    return from_dict(raw, overrides, source=str(path), folder=path.parent)
+
+
+def from_dict(
+    raw: Mapping[str, Any], overrides: Overrides = (), *, source: str = "command line", folder: Path = Path()
+) -> Config:
+    """Builds a Config from plain values. `source` names their origin in messages, relative paths start at `folder`."""
+    merged = json.loads(json.dumps(raw, default=str))
+    for section, key in (("model", "path"), ("verify", "inputs")):
+        value = merged.get(section, {}).get(key) if isinstance(merged.get(section, {}), dict) else None
+        if isinstance(value, str):
+            merged[section][key] = str(folder / value)
+    for dotted, value in overrides:
+        _set(merged, dotted, value)
+    try:
+        config = Config.model_validate_json(json.dumps(merged))
+    except ValidationError as exc:
+        faults = [_fault(merged, error) for error in exc.errors()]
+        raise ConfigError(f"{source}: " + _joined(faults), "`tvmflow config schema` lists every key") from None
+    missing = list(_missing_files(config))
+    if missing:
+        raise ConfigError(f"{source}: " + _joined(missing), "paths in a config file start at the file's folder")
+    return config
+
+
+def parse_override(text: str) -> tuple[str, Any]:
+    """`numerics.fast_math=true` -> ("numerics.fast_math", True); a value that is no TOML is taken as a string."""
+    key, separator, value = text.partition("=")
+    if not separator or not key.strip():
+        raise ConfigError(f"--set {text}: not of the form section.key=value", "e.g. --set numerics.fast_math=true")
+    try:
+        return key.strip(), tomllib.loads(f"v = {value}")["v"]
+    except tomllib.TOMLDecodeError:
+        return key.strip(), value.strip()
+
+
+def to_json(config: Config) -> dict[str, Any]:
+    """The config as plain JSON values, every default stated."""
+    values: dict[str, Any] = config.model_dump(mode="json")
+    return values
+
+
+def to_toml(config: Config) -> str:
+    """The config as a TOML text that `load` reads back to an equal Config; unset keys are left out."""
+    lines: list[str] = []
+    _write_table(to_json(config), "", lines)
+    return "\n".join(lines).strip() + "\n"
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of config files, for editors."""
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}
+
+
+def _set(values: dict[str, Any], dotted: str, value: Any) -> None:
+    *parents, last = dotted.split(".")
+    for name in parents:
+        values = values.setdefault(name, {})
+        if not isinstance(values, dict):
+            raise ConfigError(f"{dotted}: `{name}` is a value, not a section", "`tvmflow config schema` lists every key")
+    values[last] = value
+
+
+def _write_table(table: Mapping[str, Any], prefix: str, lines: list[str]) -> None:
+    plain = {k: v for k, v in table.items() if v is not None and not isinstance(v, dict)}
+    if plain and prefix:
+        lines.append(f"\n[{prefix}]")
+    lines += [f"{_key(k)} = {_value(v)}" for k, v in plain.items()]
+    for name, value in table.items():
+        if isinstance(value, dict):
+            _write_table(value, f"{prefix}.{_key(name)}" if prefix else _key(name), lines)
+
+
+def _key(name: str) -> str:
+    return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else json.dumps(name)
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(_value(v) for v in value) + "]"
+    return json.dumps(value)
+
+
+def _joined(faults: list[str]) -> str:
+    return faults[0] if len(faults) == 1 else f"{len(faults)} errors\n" + "\n".join(f"  {f}" for f in faults)
+
+
+def _fault(raw: Mapping[str, Any], error: Any) -> str:
+    """One line for one of pydantic's errors: place, what is wrong, what was probably meant."""
+    place = [part for part in error["loc"] if not _is_union_tag(raw, error["loc"], part)]
+    dotted = ".".join(map(str, place)) or "config"
+    message = error["msg"].removeprefix("Value error, ")
+    if error["type"] == "extra_forbidden":
+        near = difflib.get_close_matches(str(place[-1]), _known_names(place[:-1]), n=1)
+        return f"{dotted}: unknown key" + (f", did you mean `{near[0]}`?" if near else "")
+    if error["type"] == "missing":
+        return f"{dotted}: missing"
+    given = error.get("input")
+    shown = f" (it is {json.dumps(given)})" if isinstance(given, str | int | float | bool) else ""
+    return f"{dotted}: {message[0].lower()}{message[1:]}{shown}"
+
+
+def _is_union_tag(raw: Mapping[str, Any], loc: tuple[Any, ...], part: Any) -> bool:
+    """Pydantic adds the name of the tried alternative to a place; it is none of the file's own keys."""
+    value: Any = raw
+    for step in loc[: loc.index(part)]:
+        value = value.get(step) if isinstance(value, dict) else value[step] if isinstance(value, list) else None
+    known = part in value if isinstance(value, dict) else isinstance(value, list) and isinstance(part, int)
+    return not known and not isinstance(value, dict)
+
+
+def _known_names(place: list[Any]) -> list[str]:
+    section: Any = Config
+    for step in place:
+        field = section.model_fields.get(step)
+        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+            return []
+        section = field.annotation
+    return list(section.model_fields)
+
+
+def _missing_files(config: Config) -> Iterator[str]:
+    for place, path in (("model.path", config.model.path), ("verify.inputs", config.verify.inputs)):
+        if path is not None and not path.exists():
+            yield f"{place}: no such file: {path}"

@@ -1,0 +1,92 @@
+"""Every error tvmflow raises on purpose, each with its exit code and its next action.
+
+TvmflowError                  1
+├── UsageError                2   the command line cannot be understood
+├── ConfigError               3   the config file or an override is wrong
+├── ModelError                4   the model file cannot be read
+│   └── UnsupportedError      5   the model holds what cannot be compiled
+├── TargetError               6   the target does not exist or cannot be built for here
+├── BudgetError               7   a limit of the config is exceeded
+├── CompileError              8   the compiler failed or crashed
+├── ArtifactError             9   an artifact is damaged or not for this machine
+├── VerifyError              10   the library's values are not the reference's
+├── ReferenceError_          11   the reference itself cannot be run, so nothing can be verified
+├── InputError               12   arrays handed to a library do not fit its inputs
+├── OutputError              13   a result cannot be written
+└── SetupError               14   this installation cannot work
+
+An error says what is wrong and where; `hint` says what to do next. Both are shown without a traceback.
+An exception that is none of these is a bug of tvmflow and is shown whole, with exit code 70.
+"""
+
+from __future__ import annotations
+
+EXIT_BUG = 70
+EXIT_INTERRUPTED = 130
+
+
+class TvmflowError(Exception):
+    """What is wrong and where, what to do next, and (for logs) what lies beneath it."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "", details: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.details = details
+
+    def __reduce__(self) -> tuple[type[TvmflowError], tuple[str, str, str]]:
+        return type(self), (self.message, self.hint, self.details)
+
+
+class UsageError(TvmflowError):
+    exit_code = 2
+
+
+class ConfigError(TvmflowError):
+    exit_code = 3
+
+
+class ModelError(TvmflowError):
+    exit_code = 4
+
+
+class UnsupportedError(ModelError):
+    exit_code = 5
+
+
+class TargetError(TvmflowError):
+    exit_code = 6
+
+
+class BudgetError(TvmflowError):
+    exit_code = 7
+
+
+class CompileError(TvmflowError):
+    exit_code = 8
+
+
+class ArtifactError(TvmflowError):
+    exit_code = 9
+
+
+class VerifyError(TvmflowError):
+    exit_code = 10
+
+
+class ReferenceError_(TvmflowError):
+    exit_code = 11
+
+
+class InputError(TvmflowError):
+    exit_code = 12
+
+
+class OutputError(TvmflowError):
+    exit_code = 13
+
+
+class SetupError(TvmflowError):
+    exit_code = 14

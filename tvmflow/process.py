@@ -1,0 +1,194 @@
+"""Runs one function in a Python process of its own, because what it calls may crash.
+
+The compiler, a compiled library, ONNX Runtime and PyTorch are all native code that a bad model can bring down.
+`call` gives back the function's value, raises its TvmflowError, or says which signal ended it.
+
+The child is a fresh interpreter, not a fork and not `multiprocessing`: native thread pools do not survive a fork,
+and `multiprocessing` would run the caller's main script a second time.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import resource
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from tvmflow.errors import CompileError, TvmflowError
+
+PACKAGE_PARENT = str(Path(__file__).resolve().parent.parent)
+# Variables by which TVM, its CUDA compile step or ptxas would change a build behind the config's back.
+IGNORED_PREFIXES = ("TVM_", "NVCC_", "CUDA_PTX")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """What one call cost: wall seconds and the peak resident memory in bytes."""
+
+    wall_s: float
+    peak_rss_bytes: int
+
+
+Reply = tuple[Any, Usage]
+
+
+def call(
+    function: str,
+    *args: object,
+    what: str,
+    error: type[TvmflowError] = CompileError,
+    env: Mapping[str, str] | None = None,
+    on_event: Callable[[str], None] | None = None,
+) -> Reply:
+    """Calls `function` ("package.module:name") with `args` in a process of its own.
+
+    `what` names the work in messages ("building the library"). `env` adds variables; variables by which TVM's
+    behaviour could be changed from outside are not passed on. `on_event` receives what the child passes to `emit`.
+    Returns the value and what it cost. Raises the child's TvmflowError, or `error` when the child crashed or raised
+    anything else; its traceback and output are then in `details`.
+    """
+    child_env = {k: v for k, v in os.environ.items() if not k.startswith(IGNORED_PREFIXES)}
+    child_env["PYTHONPATH"] = os.pathsep.join([PACKAGE_PARENT, *filter(None, [os.environ.get("PYTHONPATH")])])
+    child_env.update(env or {})
+    read_fd, write_fd = os.pipe()
+    started = time.monotonic()
+    with tempfile.TemporaryFile() as log:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "tvmflow.process", str(write_fd)],
+            stdin=subprocess.PIPE, stdout=log, stderr=log, env=child_env, pass_fds=[write_fd], start_new_session=True,
+        )
+        os.close(write_fd)
+        try:
+            reply = _exchange(child, read_fd, (function, args), on_event)
+            status, peak_rss_bytes = _wait(child)
+        except BaseException:
+            _kill(child)
+            raise
+        log.seek(max(0, log.seek(0, os.SEEK_END) - 64_000))
+        output = log.read().decode(errors="replace")
+    usage = Usage(time.monotonic() - started, peak_rss_bytes)
+    return _value_of(reply, status, what, error, output), usage
+
+
+def emit(event: str) -> None:
+    """Tells the parent, from inside a function run by `call`, what is being done; without a parent, nothing."""
+    if _reply_to is not None:
+        _send(_reply_to, ("event", event))
+
+
+def _exchange(
+    child: subprocess.Popen[bytes], read_fd: int, request: object, on_event: Callable[[str], None] | None
+) -> tuple[str, Any] | None:
+    """Sends the request, passes events on, and returns the reply, or None where the child died without one."""
+    reply = None
+    with os.fdopen(read_fd, "rb") as replies:
+        try:
+            with child.stdin or os.fdopen(os.devnull) as stdin:  # type: ignore[call-overload] # stdin is a pipe
+                stdin.write(pickle.dumps(request))
+        except BrokenPipeError:
+            return None
+        while message := _receive(replies):
+            if message[0] != "event":
+                reply = message
+            elif on_event is not None:
+                on_event(message[1])
+    return reply
+
+
+def _wait(child: subprocess.Popen[bytes]) -> tuple[int, int]:
+    _, wait_status, usage = os.wait4(child.pid, 0)
+    child.returncode = os.waitstatus_to_exitcode(wait_status)
+    return child.returncode, usage.ru_maxrss * 1024
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    if child.returncode is None:
+        try:
+            os.killpg(child.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        child.wait()
+
+
+def _value_of(
+    reply: tuple[str, Any] | None, status: int, what: str, error: type[TvmflowError], output: str
+) -> Any:
+    if reply is not None and reply[0] == "value":
+        return reply[1]
+    if reply is not None and reply[0] == "error":
+        raise reply[1]
+    if reply is not None:
+        summary, trace = reply[1]
+        raise error(f"{what} failed: {summary}", "--debug shows the whole trace", f"{trace}\n{output}")
+    if status == -signal.SIGKILL:
+        raise error(f"{what} was killed by the system, most likely because memory ran out",
+                    "give the machine more memory or make the model's shapes smaller", output)
+    reason = f"signal {-status}, {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"
+    raise error(f"{what} crashed ({reason})", "--debug shows what it printed", output)
+
+
+def _send(stream: IO[bytes], message: tuple[str, Any]) -> None:
+    body = pickle.dumps(message)
+    stream.write(struct.pack("<Q", len(body)) + body)
+    stream.flush()
+
+
+def _receive(stream: IO[bytes]) -> tuple[str, Any] | None:
+    header = stream.read(8)
+    if len(header) < 8:
+        return None
+    body = stream.read(struct.unpack("<Q", header)[0])
+    message: tuple[str, Any] = pickle.loads(body)
+    return message
+
+
+_reply_to: IO[bytes] | None = None
+
+
+def _summary(exc: BaseException) -> str:
+    lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
+    text = next((line for line in reversed(lines) if "Error" in line), lines[-1] if lines else "")
+    return f"{type(exc).__name__}: {text}"[:500]
+
+
+def _run_request() -> tuple[str, Any]:
+    try:
+        name, args = pickle.load(sys.stdin.buffer)
+        module, _, attribute = name.partition(":")
+        return "value", getattr(importlib.import_module(module), attribute)(*args)
+    except TvmflowError as exc:
+        exc.details = exc.details or traceback.format_exc()
+        return "error", exc
+    except MemoryError:
+        return "error", CompileError("memory ran out", "give the machine more memory or make the shapes smaller")
+    except Exception as exc:
+        return "exception", (_summary(exc), traceback.format_exc())
+
+
+def main() -> None:
+    """The child: one request from standard input, its reply to the inherited descriptor."""
+    from tvmflow import process  # the importable twin of __main__, whose `emit` the called function sees
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    Path("/proc/self/oom_score_adj").write_text("900")  # if memory runs out, this process goes, not the user's shell
+    with os.fdopen(int(sys.argv[1]), "wb") as replies:
+        process._reply_to = replies
+        reply = _run_request()
+        _send(replies, reply)
+    sys.stdout.flush()
+    os._exit(0)  # native libraries' exit handlers may crash once the work is done
+
+
+if __name__ == "__main__":
+    main()
