@@ -1,8 +1,33 @@
-"""The artifact: a folder (or zip) with a library, its constants and a manifest. No TVM in here."""
+"""The artifact: a folder (or one zip file) with a library, its constants and a manifest. No TVM in here.
+
+    library.so       the compiled kernels and the calls between them
+    constants.bin    the weights, each at a 64-byte boundary, as the manifest lists them
+    manifest.json    what is inside, how it was made, what was verified
+
+A folder appears whole or not at all: it is written beside its place and then renamed.
+"""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+import hashlib
+import json
+import os
+import platform
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tvmflow.errors import ArtifactError, OutputError
+
+FORMAT_VERSION = 1
+LIBRARY, CONSTANTS, MANIFEST = "library.so", "constants.bin", "manifest.json"
+ALIGNMENT = 64  # bytes; what TVM's kernels may assume of a buffer's address
 
 
 class Noun(BaseModel):
@@ -26,3 +51,255 @@ class Signature(Noun):
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+
+
+class FileEntry(Noun):
+    sha256: str
+    size_bytes: int
+
+
+class Constant(Noun):
+    """One weight in constants.bin; they are handed to `main` behind the inputs, in this order."""
+
+    offset: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Kernel(Noun):
+    """One compiled kernel and where its schedule comes from."""
+
+    name: str
+    origin: Literal["default schedule", "unscheduled", "external"]
+    rule: str
+    calls: int
+    """How often one run of the library calls it."""
+
+
+class LayoutTransform(Noun):
+    """A transpose that stayed in the graph: between which operators, the shape it writes, and its bytes."""
+
+    place: str
+    shape: tuple[int | str, ...]
+    size_bytes: int
+
+
+class Layout(Noun):
+    """The layout taken for convolutions, why, and the transposes left."""
+
+    choice: str
+    reason: str
+    transforms: tuple[LayoutTransform, ...]
+
+
+class Stage(Noun):
+    """One step of the compile: its seconds, and a hash of the module it made (None where it made none)."""
+
+    name: str
+    seconds: float
+    ir_sha256: str | None = None
+
+
+class TargetInfo(Noun):
+    """What the library was built for; `features` are the CPU extensions it needs, in LLVM's names."""
+
+    kind: str
+    machine: str
+    mcpu: str
+    mtriple: str
+    features: tuple[str, ...]
+    threads: int
+    arch: str | None
+
+
+class OutputVerdict(Noun):
+    """One output of one run against the reference. Errors are absolute unless they say otherwise."""
+
+    name: str
+    ok: bool
+    reason: str
+    rtol: float
+    atol: float
+    max_error: float
+    mean_error: float
+    max_relative_error: float
+    mismatched: int
+    total: int
+    nan_or_inf_differs: int
+    top1_agreement: float | None
+    top5_agreement: float | None
+
+
+class RunVerdict(Noun):
+    """All outputs of one run: the seed its inputs were drawn with ("file" when given), and symbolic sizes."""
+
+    inputs: str
+    dims: dict[str, int]
+    outputs: tuple[OutputVerdict, ...]
+
+
+class Verdict(Noun):
+    """Whether the library's values are the reference's."""
+
+    ok: bool
+    reference: str
+    notes: tuple[str, ...]
+    runs: tuple[RunVerdict, ...]
+
+
+class Manifest(Noun):
+    """Everything a library says of itself."""
+
+    format_version: int
+    name: str
+    signature: Signature
+    config: dict[str, Any]
+    source: FileEntry | None
+    target: TargetInfo
+    versions: dict[str, str]
+    files: dict[str, FileEntry]
+    constants: tuple[Constant, ...]
+    kernels: tuple[Kernel, ...]
+    layout: Layout
+    planned_bytes: int | None
+    """Bytes of intermediate buffers that one run plans; None where they depend on symbolic sizes."""
+    stages: tuple[Stage, ...]
+    peak_rss_bytes: int
+    cuda: dict[str, Any] | None
+    notes: tuple[str, ...]
+    verdict: Verdict | None
+
+
+@contextmanager
+def staging(out: Path, zipped: bool) -> Iterator[Path]:
+    """A folder beside `out` to write an artifact into; it becomes `out` when the block ends well, else it is gone.
+
+    Raises OutputError where `out` cannot be written or holds something that is no artifact.
+    """
+    _check_replaceable(out)
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".tmp", dir=out.parent))
+    except OSError as exc:
+        raise OutputError(f"{out}: cannot be written: {exc.strerror}", "choose another place with -o") from None
+    try:
+        yield folder
+        _publish(folder, out, zipped)
+    except OSError as exc:
+        raise OutputError(f"{out}: cannot be written: {exc.strerror or exc}", "free space or choose another place "
+                          "with -o; nothing was left behind") from None  # fmt: skip
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Writes manifest.json, with a digest of itself so that a damaged one is seen."""
+    body = manifest.model_dump(mode="json")
+    text = json.dumps({**body, "manifest_sha256": _digest(body)}, indent=1, sort_keys=True)
+    (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of an artifact folder or zip, checked for damage; raises ArtifactError."""
+    try:
+        if path.is_dir():
+            text = (path / MANIFEST).read_text(encoding="utf-8")
+        else:
+            with zipfile.ZipFile(path) as archive:
+                text = archive.read(MANIFEST).decode()
+        body = json.loads(text)
+        stated = body.pop("manifest_sha256", None)
+    except FileNotFoundError:
+        raise ArtifactError(f"{path}: no artifact is there", "`tvmflow compile` makes one") from None
+    except (OSError, KeyError, ValueError, AttributeError, zipfile.BadZipFile) as exc:
+        raise ArtifactError(f"{path}: not an artifact: {exc}", "give what `tvmflow compile` wrote") from None
+    version = body.get("format_version")
+    if version != FORMAT_VERSION:
+        raise ArtifactError(f"{path}: format version {version}, this tvmflow reads {FORMAT_VERSION}",
+                            "compile the model again, or install the tvmflow that made it")  # fmt: skip
+    if stated != _digest(body):
+        raise ArtifactError(f"{path}: manifest.json was changed or damaged", "compile the model again")
+    try:
+        return Manifest.model_validate(body)
+    except ValidationError as exc:
+        raise ArtifactError(f"{path}: manifest.json: {exc.errors()[0]['msg']}", "compile the model again") from None
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[tuple[Path, Manifest]]:
+    """A folder with the artifact's files and its manifest, integrity checked; a zip is unpacked while it is open."""
+    manifest = read_manifest(path)
+    if path.is_dir():
+        check_files(path, manifest)
+        yield path, manifest
+        return
+    with tempfile.TemporaryDirectory(prefix="tvmflow-") as folder:
+        with zipfile.ZipFile(path) as archive:
+            for name in manifest.files:
+                archive.extract(name, folder)
+        check_files(Path(folder), manifest)
+        yield Path(folder), manifest
+
+
+def check_files(folder: Path, manifest: Manifest) -> None:
+    """Raises ArtifactError where a file is missing or not what the manifest says it is."""
+    for name, entry in manifest.files.items():
+        file = folder / name
+        if not file.is_file():
+            raise ArtifactError(f"{file}: missing from the artifact", "compile the model again")
+        if file_entry(file) != entry:
+            raise ArtifactError(f"{file}: changed or damaged since it was built", "compile the model again")
+
+
+def check_machine(manifest: Manifest, features: frozenset[str], versions: dict[str, str]) -> None:
+    """Raises ArtifactError where the library cannot run here: architecture, CPU extensions, run-time version."""
+    here = platform.machine()
+    target = manifest.target
+    if target.machine != here:
+        raise ArtifactError(f"{manifest.name}: built for {target.machine}, this machine is {here}",
+                            "compile it for this machine")  # fmt: skip
+    missing = sorted(set(target.features) - features)
+    if missing:
+        raise ArtifactError(f"{manifest.name}: needs CPU features this machine lacks: {', '.join(missing)}",
+                            "compile it with a lower target.mcpu, e.g. x86-64-v3")  # fmt: skip
+    for package, version in versions.items():
+        built = manifest.versions.get(package)
+        if built != version:
+            raise ArtifactError(f"{manifest.name}: built with {package} {built}, here is {version}",
+                                f"install {package}=={built}, or compile it again")  # fmt: skip
+
+
+def file_entry(path: Path) -> FileEntry:
+    with path.open("rb") as stream:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    return FileEntry(sha256=digest, size_bytes=path.stat().st_size)
+
+
+def _digest(body: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def _check_replaceable(out: Path) -> None:
+    if not out.exists():
+        return
+    is_artifact = (out / MANIFEST).is_file() if out.is_dir() else zipfile.is_zipfile(out)
+    if not is_artifact and (out.is_file() or any(out.iterdir())):
+        raise OutputError(f"{out}: exists and is no artifact, so it is not replaced", "choose another place with -o")
+
+
+def _publish(folder: Path, out: Path, zipped: bool) -> None:
+    if zipped:
+        packed = folder / "packed.zip"
+        with zipfile.ZipFile(packed, "w") as archive:
+            for name in (MANIFEST, LIBRARY, CONSTANTS):
+                archive.writestr(zipfile.ZipInfo(name), (folder / name).read_bytes())
+        os.replace(packed, out)
+        return
+    os.chmod(folder, 0o755)
+    if out.exists():
+        old = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".old", dir=out.parent))
+        os.replace(out, old / out.name)
+        os.replace(folder, out)
+        shutil.rmtree(old)
+    else:
+        os.replace(folder, out)

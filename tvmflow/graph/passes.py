@@ -1,0 +1,138 @@
+"""The graph stage: named lists of passes from an imported module to one that is ready to be scheduled and built.
+
+`prepare_steps` ends with fused, legal kernels: the module that keys, tuning and build all start from. `lower_steps` turns
+that module into calls of the virtual machine. Both are plain tuples that can be printed; `run` applies one, and its
+callback is the only hook between passes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import tvm
+from tvm import relax
+from tvm.relax import transform
+from tvm.relax.backend import DispatchSampling, DispatchSortScan
+from tvm.s_tir import dlight
+
+CONV_LAYOUTS = {"relax.nn.conv2d": ["NHWC", "HWIO"]}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One pass of a pipeline and why it stands there."""
+
+    name: str
+    why: str
+    apply: tvm.ir.transform.Pass
+
+
+# Called after each step with the step, the module it made, and the seconds it took.
+AfterStep = Callable[[Step, tvm.IRModule, float], None]
+
+
+def prepare_steps(kind: str, layout: str, prepack: bool) -> tuple[Step, ...]:
+    """From an imported module to fused kernels. `kind` is the target's, `layout` is "keep" or "nhwc"."""
+    return (*simplify_steps(), *(layout_steps() if layout == "nhwc" else ()), *fuse_steps(kind, prepack))
+
+
+def simplify_steps() -> tuple[Step, ...]:
+    """What makes the graph smaller; BatchNorm first, while it still is one operator behind its convolution."""
+    return (
+        Step("DeadCodeElimination", "drop what no output needs", transform.DeadCodeElimination()),
+        Step("CanonicalizeBindings", "one name per value", transform.CanonicalizeBindings()),
+        Step("FoldBatchnormToConv2D", "BatchNorm into the weights of its convolution",
+             transform.FoldBatchnormToConv2D()),
+        Step("FoldConstant", "compute what depends on weights alone", transform.FoldConstant()),
+        Step("DecomposeOpsForInference", "operators that only training needs whole",
+             transform.DecomposeOpsForInference()),
+        Step("FoldConstant", "compute what the decomposition left constant", transform.FoldConstant()),
+        Step("EliminateCommonSubexpr", "compute equal values once", transform.EliminateCommonSubexpr()),
+    )  # fmt: skip
+
+
+def layout_steps() -> tuple[Step, ...]:
+    """Convolutions to NHWC, with the transposes this brings cancelled or folded into the weights."""
+    return (
+        Step("ConvertLayout", "convolutions to NHWC with HWIO weights", transform.ConvertLayout(CONV_LAYOUTS)),
+        Step("CanonicalizeBindings", "pairs of opposite transposes cancel", transform.CanonicalizeBindings()),
+        Step("FoldConstant", "transposed weights become the weights", transform.FoldConstant()),
+        Step("DeadCodeElimination", "drop what the new layout left unused", transform.DeadCodeElimination()),
+    )
+
+
+def fuse_steps(kind: str, prepack: bool) -> tuple[Step, ...]:
+    """From operators to fused TensorIR kernels."""
+    attach = Step("AttachAttrLayoutFreeBuffers", "let a schedule choose its weights' layout",
+                  transform.AttachAttrLayoutFreeBuffers())  # fmt: skip
+    return (
+        Step("DispatchSampling", "sampling operators to their run-time functions", DispatchSampling()),
+        Step("DispatchSortScan", "sort and scan to their run-time functions", DispatchSortScan()),
+        Step("LegalizeOps", "operators to TensorIR", transform.LegalizeOps()),
+        Step("AnnotateTIROpPattern", "say what fuses with what", transform.AnnotateTIROpPattern()),
+        Step("FoldConstant", "compute what became constant", transform.FoldConstant()),
+        Step("FuseOps", "group operators into kernels", transform.FuseOps()),
+        Step("FuseTIR", "one TensorIR function per group", transform.FuseTIR()),
+        Step("DeadCodeElimination", "drop the unfused functions", transform.DeadCodeElimination()),
+        *([attach] if prepack and kind == "llvm" else []),
+    )
+
+
+def pack_steps(kind: str, prepack: bool) -> tuple[Step, ...]:
+    """Weights into the layout that their kernels' schedules ask for."""
+    if not prepack or kind != "llvm":
+        return ()
+    return (
+        Step("SplitLayoutRewritePreproc", "repacking of weights apart from their kernels",
+             transform.SplitLayoutRewritePreproc()),
+        Step("FoldConstant", "repacked weights become the weights", transform.FoldConstant()),
+        Step("DeadCodeElimination", "drop the repacking functions", transform.DeadCodeElimination()),
+    )  # fmt: skip
+
+
+def lower_steps(kind: str) -> tuple[Step, ...]:
+    """From fused kernels to the calls, shapes and memory plan of the virtual machine."""
+    return (
+        *([gpu_schedule_step()] if kind == "cuda" else []),
+        Step("RewriteDataflowReshape", "reshapes move no data", transform.RewriteDataflowReshape()),
+        Step("ToNonDataflow", "the virtual machine runs in order", transform.ToNonDataflow()),
+        Step("RemovePurityChecking", "purity was checked before", transform.RemovePurityChecking()),
+        Step("CallTIRRewrite", "each kernel gets its output buffer", transform.CallTIRRewrite()),
+        Step("StaticPlanBlockMemory", "plan and share buffers", transform.StaticPlanBlockMemory()),
+        Step("LowerAllocTensor", "buffers to storage and views", transform.LowerAllocTensor()),
+        Step("KillAfterLastUse", "free values early", transform.KillAfterLastUse()),
+        Step("LowerRuntimeBuiltin", "to the run time's functions", transform.LowerRuntimeBuiltin()),
+        Step("ComputePrimValue", "shape arithmetic to functions", transform.ComputePrimValue()),
+        Step("VMShapeLower", "symbolic shapes to the shape heap", transform.VMShapeLower()),
+        Step("AttachGlobalSymbol", "name what is exported", transform.AttachGlobalSymbol()),
+    )
+
+
+def gpu_schedule_step() -> Step:
+    """The schedule of every GPU kernel that has none yet: without thread bindings it could not be built."""
+    gpu = dlight.gpu
+    rules = (gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback())
+    return Step("ApplyDefaultSchedule", "DLight schedules for untuned kernels", dlight.ApplyDefaultSchedule(*rules))
+
+
+def run(mod: tvm.IRModule, steps: tuple[Step, ...], after: AfterStep) -> tvm.IRModule:
+    """Applies `steps` in order; call it inside `with target:`. `after` is called between them."""
+    for step in steps:
+        started = time.monotonic()
+        mod = step.apply(mod)
+        after(step, mod, time.monotonic() - started)
+    return mod
+
+
+def has_convolution(mod: tvm.IRModule) -> bool:
+    """Whether `main` holds a convolution whose layout could be chosen."""
+    found: list[bool] = []
+
+    def visit(node: object) -> None:
+        if isinstance(node, relax.Call) and getattr(node.op, "name", "") in CONV_LAYOUTS:
+            found.append(True)
+
+    relax.analysis.post_order_visit(mod["main"], visit)
+    return bool(found)
