@@ -93,11 +93,11 @@ class Layout(Noun):
 
 
 class Stage(Noun):
-    """One step of the compile: its seconds, and a hash of the module it made (None where it made none)."""
+    """One step of the compile: its seconds, and TVM's structural hash of the module it made (None where it made none)."""
 
     name: str
     seconds: float
-    ir_sha256: str | None = None
+    ir_hash: str | None = None
 
 
 class TargetInfo(Noun):
@@ -113,16 +113,20 @@ class TargetInfo(Noun):
 
 
 class OutputVerdict(Noun):
-    """One output of one run against the reference. Errors are absolute unless they say otherwise."""
+    """One output of one run against the reference.
+
+    Errors are absolute unless they say otherwise, over finite values; None where dtype or shape already differ.
+    Agreement is the share of rows along the last axis whose largest entries stand where the reference's do.
+    """
 
     name: str
     ok: bool
     reason: str
     rtol: float
     atol: float
-    max_error: float
-    mean_error: float
-    max_relative_error: float
+    max_error: float | None
+    mean_error: float | None
+    max_relative_error: float | None
     mismatched: int
     total: int
     nan_or_inf_differs: int

@@ -6,6 +6,7 @@ fault of the file with its dotted place and, where one is near, the name that wa
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import tomllib
@@ -21,8 +22,8 @@ DType = Literal[
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
 ]
 Dim = Annotated[int, Field(ge=0)] | Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
-# Overrides are (dotted key, value) pairs, a value being anything that TOML can say.
-Overrides = Sequence[tuple[str, Any]]
+# Each override is a nested table, as TOML would read it; later ones win.
+Overrides = Sequence[Mapping[str, Any]]
 
 
 class Section(BaseModel):
@@ -42,6 +43,8 @@ class ModelSection(Section):
     """An ONNX file, or a torch.export program (.pt2). A relative path starts at the config file's folder."""
     entry: str | None = Field(default=None, pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
     """"package.module:function" that returns (torch.nn.Module, example inputs[, dynamic shapes])."""
+    folder: Path = Path()
+    """Where `entry`'s package is looked for, beside Python's own path; the config file's folder unless stated."""
     inputs: dict[str, ModelInput] = {}
     """Shapes and dtypes by input name, where the model leaves them open."""
 
@@ -158,12 +161,12 @@ def from_dict(
 ) -> Config:
     """Builds a Config from plain values. `source` names their origin in messages, relative paths start at `folder`."""
     merged = json.loads(json.dumps(raw, default=str))
-    for section, key in (("model", "path"), ("verify", "inputs")):
-        value = merged.get(section, {}).get(key) if isinstance(merged.get(section, {}), dict) else None
-        if isinstance(value, str):
-            merged[section][key] = str(folder / value)
-    for dotted, value in overrides:
-        _set(merged, dotted, value)
+    for section, key in (("model", "path"), ("model", "folder"), ("verify", "inputs")):
+        table = merged.get(section)
+        if isinstance(table, dict) and isinstance(table.get(key, ""), str) and (key in table or key == "folder"):
+            table[key] = str(folder / table.get(key, ""))
+    for override in overrides:
+        _merge(merged, override)
     try:
         config = Config.model_validate_json(json.dumps(merged))
     except ValidationError as exc:
@@ -175,15 +178,14 @@ def from_dict(
     return config
 
 
-def parse_override(text: str) -> tuple[str, Any]:
-    """`numerics.fast_math=true` -> ("numerics.fast_math", True); a value that is no TOML is taken as a string."""
+def parse_override(text: str) -> dict[str, Any]:
+    """`numerics.fast_math=true` -> {"numerics": {"fast_math": True}}; a value that is no TOML is taken as a string."""
     key, separator, value = text.partition("=")
-    if not separator or not key.strip():
-        raise ConfigError(f"--set {text}: not of the form section.key=value", "e.g. --set numerics.fast_math=true")
-    try:
-        return key.strip(), tomllib.loads(f"v = {value}")["v"]
-    except tomllib.TOMLDecodeError:
-        return key.strip(), value.strip()
+    for candidate in (value, json.dumps(value.strip())):
+        with contextlib.suppress(tomllib.TOMLDecodeError):
+            if separator:
+                return tomllib.loads(f"{key} = {candidate}")
+    raise ConfigError(f"--set {text}: not of the form section.key=value", "e.g. --set numerics.fast_math=true")
 
 
 def to_json(config: Config) -> dict[str, Any]:
@@ -204,13 +206,12 @@ def schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}
 
 
-def _set(values: dict[str, Any], dotted: str, value: Any) -> None:
-    *parents, last = dotted.split(".")
-    for name in parents:
-        values = values.setdefault(name, {})
-        if not isinstance(values, dict):
-            raise ConfigError(f"{dotted}: `{name}` is a value, not a section", "`tvmflow config schema` lists every key")
-    values[last] = value
+def _merge(values: dict[str, Any], override: Mapping[str, Any]) -> None:
+    for key, value in override.items():
+        if isinstance(value, Mapping) and isinstance(values.get(key), dict):
+            _merge(values[key], value)
+        else:
+            values[key] = value
 
 
 def _write_table(table: Mapping[str, Any], prefix: str, lines: list[str]) -> None:

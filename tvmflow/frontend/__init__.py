@@ -1,0 +1,52 @@
+"""Frontends: a model file or a PyTorch entry becomes a Model; the same source, run as it is, gives the reference.
+
+Both run native code that a bad model can bring down, so flow calls them in processes of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tvmflow.config import Config
+
+if TYPE_CHECKING:
+    from tvmflow.frontend.model import Model
+
+Feeds = dict[str, np.ndarray]
+
+
+def is_torch(config: Config) -> bool:
+    """Whether the model is PyTorch's: an `entry` or a .pt2 file; everything else is taken for ONNX."""
+    path = config.model.path
+    return path is None or path.suffix == ".pt2"
+
+
+def load(config: Config) -> Model:
+    """Imports the config's model. Raises ModelError, UnsupportedError, ConfigError."""
+    if is_torch(config):
+        from tvmflow.frontend import torch
+
+        return torch.load(config.model, config.shapes.dims)
+    from tvmflow.frontend import onnx
+
+    assert config.model.path is not None
+    return onnx.load(config.model.path, config.model.inputs, config.shapes.dims)
+
+
+def reference(config: Config, feeds: Sequence[Feeds]) -> tuple[str, list[list[np.ndarray]]]:
+    """Runs the model as it was given, not as it was rewritten, on each of `feeds`.
+
+    Returns what ran it ("ONNX Runtime 1.23.0"), and per feed the outputs in the model's order. Raises ReferenceError_.
+    """
+    if is_torch(config):
+        from tvmflow.frontend import torch
+
+        return torch.run_eager(config.model, list(feeds))
+    from tvmflow.frontend.reference import run_onnx
+
+    assert config.model.path is not None
+    kind = "auto" if config.verify.reference == "torch" else config.verify.reference
+    return run_onnx(config.model.path, list(feeds), kind)

@@ -92,10 +92,9 @@ def pack_steps(kind: str, prepack: bool) -> tuple[Step, ...]:
     )  # fmt: skip
 
 
-def lower_steps(kind: str) -> tuple[Step, ...]:
-    """From fused kernels to the calls, shapes and memory plan of the virtual machine."""
+def lower_steps() -> tuple[Step, ...]:
+    """From scheduled kernels to the calls, shapes and memory plan of the virtual machine."""
     return (
-        *([gpu_schedule_step()] if kind == "cuda" else []),
         Step("RewriteDataflowReshape", "reshapes move no data", transform.RewriteDataflowReshape()),
         Step("ToNonDataflow", "the virtual machine runs in order", transform.ToNonDataflow()),
         Step("RemovePurityChecking", "purity was checked before", transform.RemovePurityChecking()),
@@ -110,11 +109,13 @@ def lower_steps(kind: str) -> tuple[Step, ...]:
     )
 
 
-def gpu_schedule_step() -> Step:
-    """The schedule of every GPU kernel that has none yet: without thread bindings it could not be built."""
+def schedule_steps(kind: str) -> tuple[Step, ...]:
+    """Default schedules for kernels that have none: on a GPU they could not be built without thread bindings."""
+    if kind != "cuda":
+        return ()
     gpu = dlight.gpu
     rules = (gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback())
-    return Step("ApplyDefaultSchedule", "DLight schedules for untuned kernels", dlight.ApplyDefaultSchedule(*rules))
+    return (Step("ApplyDefaultSchedule", "DLight schedules for untuned kernels", dlight.ApplyDefaultSchedule(*rules)),)
 
 
 def run(mod: tvm.IRModule, steps: tuple[Step, ...], after: AfterStep) -> tvm.IRModule:

@@ -1,0 +1,113 @@
+"""From a prepared module to library.so and constants.bin."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tvm
+from tvm import relax
+from tvm.tirx import IntImm, PrimFunc
+
+from tvmflow.artifact import ALIGNMENT, CONSTANTS, LIBRARY, Constant, Kernel
+from tvmflow.errors import CompileError
+from tvmflow.target import Target
+
+CROSS_COMPILERS = {"aarch64": "aarch64-linux-gnu-gcc", "x86_64": "x86_64-linux-gnu-gcc"}
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a lowered module holds: its kernels, and the bytes of buffers that one run plans (None if symbolic)."""
+
+    kernels: tuple[Kernel, ...]
+    planned_bytes: int | None
+
+
+def write_library(mod: tvm.IRModule, target: Target, tvm_target: tvm.target.Target, folder: Path) -> None:
+    """Generates code for a lowered module and links it to `folder`/library.so; call it inside its PassContext."""
+    executable = relax.vm_build.build(mod, target=tvm_target, relax_pipeline=None)
+    executable.export_library(str(folder / LIBRARY), **_linker(target))
+
+
+def write_constants(constants: tuple[tvm.runtime.Tensor, ...], folder: Path) -> tuple[Constant, ...]:
+    """Writes the weights to `folder`/constants.bin and returns where each stands."""
+    entries = []
+    with (folder / CONSTANTS).open("wb") as stream:
+        for tensor in constants:
+            stream.write(b"\0" * (-stream.tell() % ALIGNMENT))
+            array = np.ascontiguousarray(tensor.numpy())
+            entries.append(Constant(offset=stream.tell(), dtype=str(tensor.dtype), shape=tuple(tensor.shape)))
+            stream.write(array.tobytes())
+    return tuple(entries)
+
+
+def contents(scheduled: tvm.IRModule, lowered: tvm.IRModule) -> Contents:
+    """Lists the kernels of a module: origin from the module before lowering, calls from the one after."""
+    calls, storage = _calls(lowered)
+    lowered_names = {var.name_hint for var in lowered.functions}
+    kernels = []
+    for var, function in scheduled.functions.items():
+        if isinstance(function, PrimFunc):
+            done = bool(function.attrs.get("tirx.is_scheduled", False)) if function.attrs else False
+            kernels.append(
+                Kernel(
+                    name=var.name_hint,
+                    origin="default schedule" if done else "unscheduled",
+                    rule="DLight" if done else "loops as legalised",
+                    calls=calls.pop(var.name_hint, 0),
+                )
+            )
+    outside = [
+        Kernel(name=name, origin="external", rule="function of the run time", calls=count)
+        for name, count in calls.items()
+        if not name.startswith("vm.builtin.") and name not in lowered_names
+    ]
+    return Contents(tuple(sorted([*kernels, *outside], key=lambda k: k.name)), storage)
+
+
+def versions() -> dict[str, str]:
+    """What the build's bytes depend on, beside the config."""
+    from importlib.metadata import version
+
+    import tvmflow
+
+    packages = ("apache-tvm", "apache-tvm-ffi", "onnx", "onnxscript", "numpy")
+    return {"tvmflow": tvmflow.__version__, **{name: version(name) for name in packages}}
+
+
+def _calls(lowered: tvm.IRModule) -> tuple[Counter[str], int | None]:
+    """How often `main` calls each function, and the bytes of storage that it allocates."""
+    counts: Counter[str] = Counter()
+    sizes: list[int | None] = []
+
+    def visit(node: object) -> None:
+        if not isinstance(node, tvm.ir.Call):
+            return
+        name = getattr(node.op, "name_hint", None) or getattr(node.op, "global_symbol", None)
+        if name is not None:
+            counts[str(name)] += 1
+        if getattr(node.op, "name", "") == "relax.vm.alloc_storage":
+            size = node.args[1].values[0]
+            sizes.append(int(size) if isinstance(size, IntImm) else None)
+
+    relax.analysis.post_order_visit(lowered["main"], visit)
+    known = [size for size in sizes if size is not None]
+    return counts, sum(known) if len(known) == len(sizes) else None
+
+
+def _linker(target: Target) -> dict[str, str]:
+    import platform
+    import shutil
+
+    if target.machine == platform.machine():
+        return {}
+    compiler = CROSS_COMPILERS.get(target.machine, f"{target.machine}-linux-gnu-gcc")
+    if shutil.which(compiler) is None:
+        raise CompileError(
+            f"linking for {target.machine} needs {compiler}, which is not installed",
+            f"e.g. apt-get install gcc-{target.machine.replace('_', '-')}-linux-gnu",
+        )
+    return {"cc": compiler}

@@ -1,0 +1,206 @@
+"""What flow runs in processes of their own: each function here is one child's whole life.
+
+`build` is the middle of the story: model file -> graph -> library, each stage on its own line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tvmflow import artifact, bench, config, frontend
+from tvmflow.artifact import CONSTANTS, LIBRARY, Layout, Manifest, Stage, TargetInfo
+from tvmflow.config import Config
+from tvmflow.errors import CompileError, OutputError, TvmflowError
+from tvmflow.process import emit
+
+if TYPE_CHECKING:
+    import tvm
+
+    from tvmflow.graph.passes import Step
+    from tvmflow.target import Target
+
+
+def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
+    """Builds library.so and constants.bin in `folder` and returns their manifest, which has no verdict yet."""
+    log = StageLog(dump_ir)
+    with log.stage("import"):
+        model = frontend.load(cfg)
+    import tvm
+
+    from tvmflow import target as targets
+    from tvmflow.build import cubin, library, numerics
+    from tvmflow.graph import constants, layouts, passes
+
+    target = targets.resolve(cfg.target, _detected_arch(cfg))
+    tvm_target = targets.to_tvm(target, numerics.llvm_attributes(cfg.numerics))
+    context = tvm.transform.PassContext(opt_level=3, config=numerics.pass_config(cfg.numerics))
+    with context, tvm_target, _cuda_step(cfg, target) as cuda:
+        with log.stage("graph"):
+            choice = layouts.choose(model.mod, cfg.graph.layout, log.after)
+            layouts.check_budget(choice.transforms, cfg.graph.max_layout_transforms)
+            prepared = passes.run(choice.mod, passes.fuse_steps(target.kind, cfg.graph.prepack), log.after)
+            packed = passes.run(prepared, passes.pack_steps(target.kind, cfg.graph.prepack), log.after)
+            scheduled = passes.run(packed, passes.schedule_steps(target.kind), log.after)
+            stripped, weights = constants.externalise(scheduled)
+            lowered = passes.run(stripped, passes.lower_steps(), log.after)
+        with log.stage("code generation"):
+            library.write_library(lowered, target, tvm_target, folder)
+            if target.arch is not None:
+                cubin.assert_machine_code(folder / LIBRARY, target.arch)
+            entries = library.write_constants(weights, folder)
+    contents = library.contents(scheduled, lowered)
+    return Manifest(
+        format_version=artifact.FORMAT_VERSION,
+        name=_name(cfg),
+        signature=model.signature,
+        config=config.to_json(_resolved(cfg, target)),
+        source=artifact.file_entry(cfg.model.path) if cfg.model.path else None,
+        target=_target_info(target),
+        versions=library.versions(),
+        files={name: artifact.file_entry(folder / name) for name in (LIBRARY, CONSTANTS)},
+        constants=entries,
+        kernels=contents.kernels,
+        layout=Layout(choice=choice.layout, reason=choice.reason, transforms=choice.transforms),
+        planned_bytes=contents.planned_bytes,
+        stages=tuple(log.stages),
+        peak_rss_bytes=0,
+        cuda=cuda,
+        notes=model.notes,
+        verdict=None,
+    )
+
+
+class StageLog:
+    """Times stages and passes, hashes the module after each pass, and writes it where a dump was asked for."""
+
+    def __init__(self, dump_ir: Path | None) -> None:
+        self.stages: list[Stage] = []
+        self._dump_ir = dump_ir
+        self._current = ""
+
+    @contextlib.contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Names the stage in progress and in errors: what a stage raises becomes a CompileError that says where."""
+        emit(name)
+        self._current = name
+        started = time.monotonic()
+        try:
+            yield
+        except TvmflowError:
+            raise
+        except OSError as exc:
+            raise OutputError(f"{name}: {exc}", "free space or choose another place with -o") from exc
+        except Exception as exc:
+            if "No space left on device" in str(exc):
+                raise OutputError(f"{name}: no space left on the device", "free space or choose another place with -o"
+                                  ) from exc  # fmt: skip
+            text = str(exc).strip().splitlines() or [type(exc).__name__]
+            raise CompileError(
+                f"{self._current}: TVM failed: {text[-1][:300]}",
+                "--dump-ir DIR shows the module before it; --debug the whole trace",
+            ) from exc
+        self.stages.append(Stage(name=name, seconds=time.monotonic() - started))
+
+    def after(self, step: Step, mod: tvm.IRModule, seconds: float) -> None:
+        """The hook between passes."""
+        import tvm_ffi
+
+        self._current = f"{step.name} done, then the next pass"
+        emit(f"graph: {step.name}")
+        digest = f"{tvm_ffi.structural_hash(mod, map_free_vars=True) % 2**64:016x}"
+        self.stages.append(Stage(name=f"graph: {step.name}", seconds=seconds, ir_hash=digest))
+        if self._dump_ir is not None:
+            number = sum(stage.ir_hash is not None for stage in self.stages)
+            (self._dump_ir / f"{number:02d}_{step.name}.py").write_text(f"# {digest}\n{mod.script(show_meta=False)}\n")
+
+
+def run(folder: Path, feeds: Sequence[Mapping[str, np.ndarray]], threads: int | None) -> list[list[np.ndarray]]:
+    """Loads the artifact in `folder` and runs it on each of `feeds`; the outputs in the signature's order."""
+    from tvmflow import runtime
+
+    session = runtime.load(folder, threads)
+    return [session.run_list(f) for f in feeds]
+
+
+def time_beside_onnxruntime(
+    cfg: Config, folder: Path, feeds: Mapping[str, np.ndarray], threads: int | None, budget_s: float
+) -> tuple[bench.Samples, ...]:
+    """Times the artifact and ONNX Runtime in turns, with the same inputs and threads."""
+    import onnxruntime
+
+    from tvmflow import runtime
+
+    session = runtime.load(folder, threads)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = session.threads
+    peer = onnxruntime.InferenceSession(cfg.model.path, options, providers=["CPUExecutionProvider"])
+    return bench.interleave(
+        {"tvmflow": lambda: session.run_list(feeds), "ONNX Runtime": lambda: peer.run(None, dict(feeds))}, budget_s
+    )
+
+
+def inspect(cfg: Config) -> tuple[artifact.Signature, tuple[str, ...]]:
+    """Imports the model and returns its signature and what was rewritten."""
+    model = frontend.load(cfg)
+    return model.signature, model.notes
+
+
+def passes(cfg: Config) -> dict[str, list[tuple[str, str]]]:
+    """The pipeline of a config: per phase the (name, why) of each pass."""
+    from tvmflow.graph import passes as pipeline
+
+    kind, prepack = cfg.target.kind, cfg.graph.prepack
+    phases = {
+        "simplify": pipeline.simplify_steps(),
+        f"layout = {cfg.graph.layout}": pipeline.layout_steps() if cfg.graph.layout != "keep" else (),
+        "fuse": pipeline.fuse_steps(kind, prepack),
+        "pack weights": pipeline.pack_steps(kind, prepack),
+        "schedule": pipeline.schedule_steps(kind),
+        "lower": pipeline.lower_steps(),
+    }
+    return {phase: [(step.name, step.why) for step in steps] for phase, steps in phases.items()}
+
+
+def _name(cfg: Config) -> str:
+    return cfg.model.path.stem if cfg.model.path else str(cfg.model.entry).partition(":")[2]
+
+
+def _resolved(cfg: Config, target: Target) -> Config:
+    """The config with what "native" turned out to mean, so that the library can be rebuilt elsewhere."""
+    section = cfg.target.model_copy(update={"mcpu": target.mcpu, "threads": target.threads, "arch": target.arch})
+    return cfg.model_copy(update={"target": section})
+
+
+def _target_info(target: Target) -> TargetInfo:
+    return TargetInfo(
+        kind=target.kind, machine=target.machine, mcpu=target.mcpu, mtriple=target.mtriple, features=target.features,
+        threads=target.threads, arch=target.arch,
+    )  # fmt: skip
+
+
+def _detected_arch(cfg: Config) -> str | None:
+    if cfg.target.kind != "cuda" or cfg.target.arch:
+        return None
+    from tvmflow.build import cuda
+
+    return cuda.detect_arch()
+
+
+@contextlib.contextmanager
+def _cuda_step(cfg: Config, target: Target) -> Iterator[dict[str, Any] | None]:
+    """Our CUDA compile step around a build, and what the manifest says of it; nothing for a CPU."""
+    if target.arch is None:
+        yield None
+        return
+    from tvmflow.build import cuda, numerics
+
+    found = cuda.compiler()
+    with cuda.compile_step(target.arch, cfg.numerics):
+        options = list(numerics.cuda_options(cfg.numerics))
+        yield {"compiler": found.kind, "version": found.version, "numerics_options": options}

@@ -1,0 +1,339 @@
+"""The command line: arguments become typed values, a function of flow is called, its result becomes text and an exit code.
+
+The only module that prints or exits. Heavy imports stay inside the commands, so that --help answers at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from tvmflow import __version__
+from tvmflow.errors import EXIT_BUG, EXIT_INTERRUPTED, TvmflowError, UsageError
+
+if TYPE_CHECKING:
+    from tvmflow.config import Config
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def main() -> None:
+    """The console script: every TvmflowError becomes two lines and its exit code."""
+    debug = "--debug" in sys.argv
+    try:
+        cli(standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(EXIT_INTERRUPTED)
+    except KeyboardInterrupt:
+        click.echo("interrupted; nothing was left behind", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+    except click.ClickException as exc:
+        exc.show()
+        sys.exit(UsageError.exit_code)
+    except TvmflowError as exc:
+        _show_error(exc, debug)
+        sys.exit(exc.exit_code)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(1)
+    except Exception:
+        click.echo("this is a bug of tvmflow; what follows belongs into the report", err=True)
+        import traceback
+
+        traceback.print_exc()
+        sys.exit(EXIT_BUG)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(__version__, prog_name="tvmflow")
+def cli() -> None:
+    """From a trained model to a tuned, verified, auditable library.
+
+    \b
+      tvmflow compile model.onnx --target llvm        build and verify ./model.tvmflow
+      tvmflow compile configs/effnet_lite0.toml       the same from a config file
+      tvmflow run model.tvmflow --inputs x.npz --outputs y.npz
+      tvmflow bench model.tvmflow                     time it beside ONNX Runtime
+
+    Exit codes: 0 done, 2 usage, 3 config, 4 model unreadable, 5 model unsupported, 6 target, 7 budget exceeded,
+    8 compiler failed, 9 artifact damaged or not for this machine, 10 wrong values, 11 reference failed,
+    12 inputs do not fit, 13 output not writable, 14 installation, 70 a bug, 130 interrupted.
+    """
+
+
+def model_options(command: F) -> F:
+    """MODEL and everything that makes a Config of it."""
+    for decorate in reversed(
+        [
+            click.argument("model"),
+            click.option("--target", type=click.Choice(["llvm", "cuda"]), help="What to generate code for."),
+            click.option("--arch", metavar="SM", help="CUDA architecture, e.g. sm_90; needed without a GPU."),
+            click.option("--shape", "shapes", multiple=True, metavar="NAME=1x3x224x224",
+                         help="Shape of an input; a name instead of a number keeps that axis symbolic."),
+            click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE", help="Size of a symbolic dimension."),
+            click.option("--set", "sets", multiple=True, metavar="KEY=VALUE",
+                         help="Override any config key, e.g. numerics.fast_math=true."),
+        ]
+    ):  # fmt: skip
+        command = decorate(command)
+    return command
+
+
+debug_option = click.option("--debug", is_flag=True, help="Show the whole trace behind an error.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
+threads_option = click.option("--threads", type=click.IntRange(min=1), help="CPU threads; default: the manifest's.")
+
+
+@cli.command()
+@model_options
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Artifact to write [default: ./NAME.tvmflow].")
+@click.option("--zip", "zipped", is_flag=True, help="Write one zip file instead of a folder.")
+@click.option("--no-verify", is_flag=True, help="Do not run the library against the reference.")
+@click.option("--verify-inputs", type=click.Path(path_type=Path), metavar="NPZ", help="Verify with these inputs.")
+@click.option("--dump-ir", type=click.Path(path_type=Path), metavar="DIR", help="Write the module after each pass.")
+@json_option
+@debug_option
+def compile(  # noqa: A001 # the command's name
+    output: Path | None, zipped: bool, no_verify: bool, verify_inputs: Path | None, dump_ir: Path | None,
+    as_json: bool, debug: bool, **model: Any,
+) -> None:  # fmt: skip
+    """Compile MODEL into a verified artifact.
+
+    MODEL is an ONNX file, a torch.export program (.pt2), a PyTorch entry "package.module:function", or a config
+    file (.toml) that names one of these. The library is run against ONNX Runtime or eager PyTorch before it is kept.
+    """
+    from tvmflow import config, flow, report
+
+    verification: dict[str, Any] = {"enabled": False} if no_verify else {}
+    if verify_inputs is not None:
+        verification["inputs"] = str(verify_inputs)
+    cfg = _config(**model, extra={"verify": verification})
+    if not as_json:
+        click.echo(click.style("# resolved config", dim=True) + "\n" + config.to_toml(cfg))
+    out = output or Path(f"{_stem(cfg)}.tvmflow" + (".zip" if zipped else ""))
+    with _progress("compiling") as on_event:
+        manifest = flow.compile_model(cfg, out, flow.Options(zipped, dump_ir, on_event))
+    _show(report.compiled(manifest), manifest.model_dump(mode="json") | {"path": str(out)}, as_json)
+    if not as_json:
+        click.echo(f"wrote {out}")
+
+
+@cli.command()
+@click.argument("artifact", type=click.Path(path_type=Path))
+@click.option("--inputs", type=click.Path(path_type=Path), metavar="NPZ", help="Arrays by input name.")
+@click.option("--seed", type=click.IntRange(min=0), help="Draw the inputs instead.")
+@click.option("--outputs", type=click.Path(path_type=Path), metavar="NPZ", help="Where to write the outputs.")
+@threads_option
+@json_option
+@debug_option
+def run(artifact: Path, inputs: Path | None, seed: int | None, outputs: Path | None, threads: int | None,
+        as_json: bool, debug: bool) -> None:  # fmt: skip
+    """Run ARTIFACT once on arrays from an .npz file."""
+    from tvmflow import flow
+
+    if (inputs is None) == (seed is None):
+        raise UsageError("give either --inputs or --seed", "--inputs x.npz takes arrays by input name")
+    results = flow.run_artifact(artifact, seed if inputs is None else inputs, outputs, threads)  # type: ignore[arg-type]
+    summary = {name: {"dtype": str(a.dtype), "shape": list(a.shape)} for name, a in results.items()}
+    if as_json:
+        click.echo(json.dumps(summary))
+        return
+    for name, array in results.items():
+        click.echo(f"{name}: {array.dtype} {list(array.shape)}")
+    if outputs is not None:
+        click.echo(f"wrote {outputs}")
+
+
+@cli.command()
+@click.argument("artifact", type=click.Path(path_type=Path))
+@click.option("--model", type=click.Path(path_type=Path), help="The model it was compiled from, if it was moved.")
+@click.option("--verify-inputs", type=click.Path(path_type=Path), metavar="NPZ", help="Verify with these inputs.")
+@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Override a key, e.g. verify.seeds=[7,8].")
+@json_option
+@debug_option
+def verify(artifact: Path, model: Path | None, verify_inputs: Path | None, sets: tuple[str, ...], as_json: bool,
+           debug: bool) -> None:  # fmt: skip
+    """Hold ARTIFACT's outputs against the reference again."""
+    from tvmflow import config, flow, report
+
+    overrides = [config.parse_override(text) for text in sets]
+    if verify_inputs is not None:
+        overrides.append({"verify": {"inputs": str(verify_inputs)}})
+    with _progress("verifying") as on_event:
+        verdict = flow.verify_artifact(artifact, model, overrides, on_event)
+    _show(report.verdict(verdict), verdict.model_dump(mode="json"), as_json)
+    if not verdict.ok:
+        raise flow.wrong_values(verdict)
+
+
+@cli.command()
+@click.argument("artifact", type=click.Path(path_type=Path))
+@click.option("--model", type=click.Path(path_type=Path), help="The model it was compiled from, if it was moved.")
+@click.option("--seconds", type=click.FloatRange(min=0.1), default=5.0, show_default=True, help="Time to spend.")
+@threads_option
+@json_option
+@debug_option
+def bench(artifact: Path, model: Path | None, seconds: float, threads: int | None, as_json: bool, debug: bool) -> None:
+    """Time ARTIFACT beside ONNX Runtime, in turns, with the same inputs and threads."""
+    from tvmflow import artifact as artifacts
+    from tvmflow import flow, report
+
+    measured = flow.bench_artifact(artifact, model, threads, seconds)
+    used = threads or artifacts.read_manifest(artifact).target.threads
+    plain = [{"name": m.name, "median_s": m.median_s, "seconds": m.seconds, "warnings": m.warnings} for m in measured]
+    _show(report.samples(measured, used), {"threads": used, "samples": plain}, as_json)
+
+
+@cli.command()
+@click.argument("path", type=click.Path(path_type=Path))
+@json_option
+@debug_option
+def inspect(path: Path, as_json: bool, debug: bool) -> None:
+    """Show what is inside an artifact, or what goes in and out of a model."""
+    from tvmflow import artifact, flow, report
+
+    if path.is_dir() or path.suffix == ".zip":
+        manifest = artifact.read_manifest(path)
+        _show(report.inspected(manifest), manifest.model_dump(mode="json"), as_json)
+        return
+    cfg = _config(str(path), None, None, (), (), (), extra={})
+    signature, notes = flow.inspect_model(cfg)
+    _show(report.signature(signature), signature.model_dump(mode="json") | {"notes": notes}, as_json)
+    if not as_json:
+        for note in notes:
+            click.echo(f"note {note}")
+
+
+@cli.command()
+@model_options
+@json_option
+@debug_option
+def passes(as_json: bool, debug: bool, **model: Any) -> None:
+    """List the graph passes that MODEL's config leads to, in order."""
+    from tvmflow import flow, report
+
+    phases = flow.passes(_config(**model, extra={}))
+    _show(report.pipeline(phases), phases, as_json)
+
+
+@cli.group(name="config")
+def config_group() -> None:
+    """Work with config files."""
+
+
+@config_group.command()
+def schema() -> None:
+    """Print the JSON Schema of config files, for editors."""
+    from tvmflow import config
+
+    click.echo(json.dumps(config.schema(), indent=1))
+
+
+@config_group.command()
+@model_options
+@debug_option
+def show(debug: bool, **model: Any) -> None:
+    """Print the resolved config of MODEL as TOML, every default stated."""
+    from tvmflow import config
+
+    click.echo(config.to_toml(_config(**model, extra={})), nl=False)
+
+
+@cli.command()
+@json_option
+def doctor(as_json: bool) -> None:
+    """Check this installation: pinned packages, threads, CUDA tools, conflicts; with the fix for each fault."""
+    from tvmflow import doctor as checks
+
+    findings = checks.examine()
+    if as_json:
+        click.echo(json.dumps([finding.__dict__ for finding in findings]))
+    else:
+        for finding in findings:
+            mark = {"ok": click.style("ok", fg="green"), "info": "--"}.get(finding.state, click.style("FAULT", fg="red"))
+            click.echo(f"{mark:>5}  {finding.name}: {finding.found}" + (f"\n       fix: {finding.fix}" if finding.fix else ""))
+    if any(finding.state == "fault" for finding in findings):
+        sys.exit(14)
+
+
+def _config(
+    model: str, target: str | None, arch: str | None, shapes: tuple[str, ...], dims: tuple[str, ...],
+    sets: tuple[str, ...], extra: dict[str, Any],
+) -> Config:  # fmt: skip
+    """The Config of a model or config file with the command line's options over it."""
+    from tvmflow import config
+
+    section = {key: value for key, value in (("kind", target), ("arch", arch)) if value is not None}
+    inputs = {name: {"shape": _sizes(text, value)} for text in shapes for name, value in [_pair("--shape", text)]}
+    sizes = {name: _size("--dim", text, value) for text in dims for name, value in [_pair("--dim", text)]}
+    overrides: list[dict[str, Any]] = [
+        {"target": section}, {"model": {"inputs": inputs}}, {"shapes": {"dims": sizes}}, extra,
+        *(config.parse_override(text) for text in sets),
+    ]  # fmt: skip
+    if model.endswith(".toml"):
+        return config.load(Path(model), overrides)
+    source = {"entry": model} if ":" in model and not Path(model).exists() else {"path": str(Path(model).absolute())}
+    return config.from_dict({"model": source}, overrides)
+
+
+def _pair(option: str, text: str) -> tuple[str, str]:
+    name, separator, value = text.rpartition("=")
+    if not separator or not name:
+        raise UsageError(f"{option} {text}: not of the form NAME=VALUE", f"e.g. {option} x=4")
+    return name, value
+
+
+def _sizes(text: str, value: str) -> list[int | str]:
+    """`1x3x224x224`, or with commas where a dimension's name holds an x; nothing at all is a scalar."""
+    parts = [part for part in value.split("," if "," in value else "x") if part]
+    return [int(part) if part.lstrip("-").isdigit() else part for part in parts]
+
+
+def _size(option: str, text: str, value: str) -> int:
+    if not value.isdigit():
+        raise UsageError(f"{option} {text}: `{value}` is no size", f"e.g. {option} batch=4")
+    return int(value)
+
+
+def _stem(cfg: Config) -> str:
+    return cfg.model.path.stem if cfg.model.path else str(cfg.model.entry).partition(":")[2]
+
+
+def _show(table: Any, plain: Any, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(plain))
+        return
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=160)
+    console.print(table)
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[Callable[[str], None]]:
+    """A line on standard error that names the step in progress and the time so far; nothing where that is no terminal."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what)
+        yield lambda event: bar.update(task, description=event)
+
+
+def _show_error(exc: TvmflowError, debug: bool) -> None:
+    click.echo(f"{click.style('error', fg='red')}: {exc.message}", err=True)
+    if exc.hint:
+        click.echo(f"  next: {exc.hint}", err=True)
+    if debug and exc.details:
+        click.echo(exc.details, err=True)
+
+

@@ -1,0 +1,269 @@
+"""The story: one function per command, each stage call on its own line.
+
+What may crash (importing, compiling, running a library, running a reference) is called through `process.call`;
+children.py holds what runs there.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvmflow import artifact, bench, config, frontend, process, verify
+from tvmflow.artifact import Manifest, Stage, Verdict
+from tvmflow.config import Config
+from tvmflow.errors import ArtifactError, CompileError, InputError, OutputError, ReferenceError_, TvmflowError, VerifyError
+
+OnEvent = Callable[[str], None]
+RUN_ENV = {"TVM_USE_RUNTIME_LIB": "1"}  # a process that only runs a library needs no compiler
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to compile, beside what the config says: none of it changes the library."""
+
+    zipped: bool = False
+    dump_ir: Path | None = None
+    on_event: OnEvent = field(default=lambda event: None)
+
+
+def compile_model(cfg: Config, out: Path, options: Options = Options()) -> Manifest:  # noqa: B008 # frozen
+    """Config -> artifact at `out`, verified unless the config says otherwise. Nothing is left behind on an error."""
+    with artifact.staging(out, options.zipped) as folder:
+        manifest = _build(cfg, folder, options)
+        if cfg.verify.enabled:
+            manifest = _with_verdict(cfg, folder, manifest, options)
+        artifact.write_manifest(folder, manifest)
+    return manifest
+
+
+def verify_artifact(path: Path, model: Path | None, overrides: config.Overrides, on_event: OnEvent) -> Verdict:
+    """Holds an artifact's outputs against its model's, which is looked for where it was compiled from, or at `model`."""
+    with artifact.opened(path) as (folder, manifest):
+        cfg = _config_of(manifest, model, overrides)
+        return _verdict(cfg, folder, manifest, on_event)
+
+
+def run_artifact(path: Path, inputs: Path | int, outputs: Path | None, threads: int | None) -> dict[str, np.ndarray]:
+    """Runs an artifact on the arrays of an .npz file, or on inputs drawn with a seed; writes the outputs to `outputs`."""
+    with artifact.opened(path) as (folder, manifest):
+        feeds = read_npz(inputs) if isinstance(inputs, Path) else _drawn(manifest, inputs).inputs
+        (results,), _ = process.call(
+            "tvmflow.children:run", folder, [feeds], threads, what="running the library", error=ArtifactError,
+            env=RUN_ENV,
+        )  # fmt: skip
+    named = dict(zip((spec.name for spec in manifest.signature.outputs), results, strict=True))
+    if outputs is not None:
+        write_npz(outputs, named)
+    return named
+
+
+def bench_artifact(path: Path, model: Path | None, threads: int | None, budget_s: float) -> tuple[bench.Samples, ...]:
+    """Times an artifact beside ONNX Runtime on the same inputs and threads, in turns, in one process."""
+    with artifact.opened(path) as (folder, manifest):
+        cfg = _config_of(manifest, model, ())
+        feeds = _drawn(manifest, 0).inputs
+        samples, _ = process.call(
+            "tvmflow.children:time_beside_onnxruntime", cfg, folder, feeds, threads, budget_s, what="timing the library",
+            error=ArtifactError, env=RUN_ENV,
+        )  # fmt: skip
+    return tuple(samples)
+
+
+def passes(cfg: Config) -> dict[str, list[tuple[str, str]]]:
+    """The named passes of this config's pipeline, per phase, each with why it is there."""
+    listing, _ = process.call("tvmflow.children:passes", cfg, what="listing the passes", error=CompileError)
+    return dict(listing)
+
+
+def inspect_model(cfg: Config) -> tuple[artifact.Signature, tuple[str, ...]]:
+    """Imports a model and says what goes in and out, and what was rewritten on the way."""
+    (signature, notes), _ = process.call("tvmflow.children:inspect", cfg, what="importing the model")
+    return signature, notes
+
+
+def read_npz(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file by name; raises InputError. Pickled objects are refused."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, zipfile.BadZipFile, AttributeError) as exc:
+        raise InputError(f"{path}: not an .npz of arrays: {exc}", "write it with numpy.savez(path, name=array)") from None
+
+
+def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes arrays by name, whole or not at all; raises OutputError."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".npz", delete=False) as stream:
+            temporary = Path(stream.name)
+            try:
+                with zipfile.ZipFile(stream, "w") as archive:
+                    for name, array in arrays.items():
+                        with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                            np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
+                stream.flush()
+                temporary.replace(path)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+    except OSError as exc:
+        raise OutputError(f"{path}: cannot be written: {exc.strerror}", "choose another place") from None
+
+
+# --- the parts of a command -------------------------------------------------------------------------------------------
+
+
+def _build(cfg: Config, folder: Path, options: Options) -> Manifest:
+    if options.dump_ir is not None:
+        options.dump_ir.mkdir(parents=True, exist_ok=True)
+    manifest, usage = process.call(
+        "tvmflow.children:build", cfg, folder, options.dump_ir, what="compiling", env=_build_env(cfg),
+        on_event=options.on_event,
+    )  # fmt: skip
+    built: Manifest = manifest.model_copy(update={"peak_rss_bytes": usage.peak_rss_bytes})
+    return built
+
+
+def _build_env(cfg: Config) -> dict[str, str]:
+    if cfg.target.kind != "cuda":
+        return {}
+    from tvmflow.build import cuda
+
+    cache = Path(tempfile.gettempdir()) / "tvmflow-cuda-stub"
+    return cuda.loader_env(cache)
+
+
+def _with_verdict(cfg: Config, folder: Path, manifest: Manifest, options: Options) -> Manifest:
+    """The manifest with its verdict; raises VerifyError where a value is wrong."""
+    started = time.monotonic()
+    if reason := _cannot_run_here(manifest):
+        manifest = _with_note(manifest, f"not run on its target: {reason}; `tvmflow verify` does it there")
+        verdict = _verdict_of_twin(cfg, options)
+    else:
+        verdict = _verdict(cfg, folder, manifest, options.on_event)
+    if not verdict.ok:
+        raise wrong_values(verdict)
+    stages = (*manifest.stages, Stage(name="verify", seconds=time.monotonic() - started))
+    return manifest.model_copy(update={"verdict": verdict, "stages": stages})
+
+
+def wrong_values(verdict: Verdict) -> VerifyError:
+    """The error for a verdict that is not ok: which outputs of which runs, and how far off."""
+    lines = [
+        f"\n  {run.inputs}, output `{out.name}`: {out.reason}" for run in verdict.runs for out in run.outputs if not out.ok
+    ]
+    more = f"\n  and {len(lines) - 6} more" if len(lines) > 6 else ""
+    return VerifyError(
+        f"the library's values are not those of {verdict.reference}:" + "".join(lines[:6]) + more,
+        "if the difference is acceptable, state it: [verify] rtol, atol or [verify.outputs.NAME]; "
+        "verify.enabled = false (--no-verify) skips the check",
+    )
+
+
+def _verdict_of_twin(cfg: Config, options: Options) -> Verdict:
+    """Builds the same model for this CPU and verifies that: it proves the import, not the kernels of the target."""
+    section = config.TargetSection()
+    twin = cfg.model_copy(update={"target": section, "numerics": config.NumericsSection()})
+    with tempfile.TemporaryDirectory(prefix="tvmflow-") as name:
+        manifest = _build(twin, Path(name), Options(on_event=options.on_event))
+        verdict = _verdict(twin, Path(name), manifest, options.on_event)
+    note = "the import and graph were verified with a build for this CPU; the target's own kernels were not run"
+    return verdict.model_copy(update={"notes": (*verdict.notes, note)})
+
+
+def _cannot_run_here(manifest: Manifest) -> str:
+    from tvmflow import target
+
+    if manifest.target.kind == "cuda":
+        from tvmflow.build import cuda
+
+        return "" if cuda.detect_arch() else "no GPU is here"
+    try:
+        artifact.check_machine(manifest, target.host_features(), {})
+    except ArtifactError as exc:
+        return exc.message
+    return ""
+
+
+def _verdict(cfg: Config, folder: Path, manifest: Manifest, on_event: OnEvent) -> Verdict:
+    on_event("running the reference")
+    feeds, reference, want = _reference(cfg, manifest)
+    on_event("running the library")
+    got, _ = process.call(
+        "tvmflow.children:run", folder, [f.inputs for f in feeds], None, what="running the library",
+        error=VerifyError, env=RUN_ENV,
+    )  # fmt: skip
+    runs = tuple(
+        verify.compare(manifest.signature, f, g, w, cfg.verify) for f, g, w in zip(feeds, got, want, strict=True)
+    )
+    ok = all(output.ok for run in runs for output in run.outputs)
+    notes = _weaknesses(feeds)
+    return Verdict(ok=ok, reference=reference, notes=notes, runs=runs)
+
+
+def _weaknesses(feeds: Sequence[verify.Feeds]) -> tuple[str, ...]:
+    sizes = [f.dims for f in feeds if f.dims]
+    if sizes and all(size == 1 for dims in sizes for size in dims.values()):
+        return ("symbolic dimensions were only tried with size 1; [verify.dims] gives better ones",)
+    return ()
+
+
+def _reference(cfg: Config, manifest: Manifest) -> tuple[list[verify.Feeds], str, list[list[np.ndarray]]]:
+    """Inputs that the reference accepts, its name, and its outputs per input."""
+    first_error: TvmflowError | None = None
+    for feeds in _feeds(cfg, manifest):
+        try:
+            (name, outputs), _ = process.call(
+                "tvmflow.frontend:reference", cfg, [f.inputs for f in feeds], what="the reference", error=ReferenceError_
+            )
+            return feeds, name, outputs
+        except ReferenceError_ as exc:
+            first_error = first_error or exc
+    assert first_error is not None
+    raise ReferenceError_(
+        f"the reference accepts none of the inputs tried, so nothing can be verified. {first_error.message}",
+        "give inputs that the model accepts: [verify] inputs = \"x.npz\" (--verify-inputs), ranges or dims",
+        first_error.details,
+    )
+
+
+def _feeds(cfg: Config, manifest: Manifest) -> Iterator[list[verify.Feeds]]:
+    """Inputs to try, the most telling first: one list, with one entry per seed, after another."""
+    if cfg.verify.inputs is not None:
+        yield [verify.Feeds(read_npz(cfg.verify.inputs), {}, cfg.verify.inputs.name)]
+        return
+    per_seed = (verify.candidates(manifest.signature, cfg.verify, seed) for seed in cfg.verify.seeds)
+    yield from (list(row) for row in zip(*per_seed, strict=True))
+
+
+def _drawn(manifest: Manifest, seed: int) -> verify.Feeds:
+    cfg = Config.model_validate_json(_canonical(manifest.config))
+    return next(verify.candidates(manifest.signature, cfg.verify, seed))
+
+
+def _config_of(manifest: Manifest, model: Path | None, overrides: config.Overrides) -> Config:
+    """The config an artifact was built with; its model must be the very file it was built from."""
+    extra = [{"model": {"path": str(model.resolve())}}] if model is not None else []
+    cfg = config.from_dict(manifest.config, [*extra, *overrides], source=f"config of {manifest.name}")
+    if manifest.source and cfg.model.path and artifact.file_entry(cfg.model.path) != manifest.source:
+        raise ArtifactError(f"{cfg.model.path}: not the file that {manifest.name} was compiled from",
+                            "name the right one with --model, or compile again")  # fmt: skip
+    return cfg
+
+
+def _with_note(manifest: Manifest, note: str) -> Manifest:
+    return manifest.model_copy(update={"notes": (*manifest.notes, note)})
+
+
+def _canonical(values: Mapping[str, Any]) -> str:
+    import json
+
+    return json.dumps(values, sort_keys=True)

@@ -1,0 +1,147 @@
+"""Turns manifests, verdicts and samples into what a terminal shows. Their JSON form is the nouns' own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from tvmflow import bench
+from tvmflow.artifact import Manifest, Signature, TensorSpec, Verdict
+
+
+def compiled(manifest: Manifest) -> RenderableType:
+    """What `compile` ends with: what was built, how long each stage took, what is left to know."""
+    return Group(_overview(manifest), _stages(manifest), verdict(manifest.verdict), *_notes(manifest))
+
+
+def inspected(manifest: Manifest) -> RenderableType:
+    """Everything a manifest holds."""
+    return Group(_overview(manifest), signature(manifest.signature), _kernels(manifest), _transforms(manifest),
+                 _stages(manifest), verdict(manifest.verdict), *_notes(manifest))  # fmt: skip
+
+
+def signature(noun: Signature) -> Table:
+    """Inputs and outputs: name, dtype, shape."""
+    table = _table("", "name", "dtype", "shape", "range")
+    for kind, specs in (("input", noun.inputs), ("output", noun.outputs)):
+        for spec in specs:
+            limits = f"{spec.range[0]:g} .. {spec.range[1]:g}" if spec.range else ""
+            table.add_row(kind, spec.name, spec.dtype, _shape(spec), limits)
+    return table
+
+
+def verdict(noun: Verdict | None) -> RenderableType:
+    """One row per output of each run."""
+    if noun is None:
+        return "[yellow]not verified[/]"
+    table = _table("inputs", "output", "", "max error", "mean error", "max relative", "tolerance", "top-1", "top-5")
+    table.title = f"against {noun.reference}"
+    for run in noun.runs:
+        sizes = "".join(f" {name}={size}" for name, size in run.dims.items())
+        for out in run.outputs:
+            table.add_row(
+                run.inputs + sizes, out.name, "[green]ok[/]" if out.ok else f"[red]WRONG[/] {out.reason}",
+                _figure(out.max_error), _figure(out.mean_error), _figure(out.max_relative_error),
+                f"{out.atol:.1e} + {out.rtol:g}|x|", _share(out.top1_agreement), _share(out.top5_agreement),
+            )  # fmt: skip
+    return Group(table, *(f"[yellow]note[/] {note}" for note in noun.notes))
+
+
+def samples(measured: Sequence[bench.Samples], threads: int) -> RenderableType:
+    """Medians and how they compare with the last one, which is the baseline."""
+    table = _table("", "median", "samples", f"against {measured[-1].name}")
+    table.title = f"{threads} threads each, in turns"
+    for item in measured:
+        table.add_row(item.name, f"{item.median_s * 1e3:.3f} ms", str(len(item.seconds)),
+                      f"{bench.ratio(item, measured[-1]):.2f} x its time")  # fmt: skip
+    warnings = [f"[yellow]may be unstable[/] {item.name}: {text}" for item in measured for text in item.warnings]
+    return Group(table, *warnings)
+
+
+def pipeline(phases: dict[str, list[tuple[str, str]]]) -> RenderableType:
+    """The named passes, phase by phase."""
+    table = _table("phase", "pass", "why")
+    for phase, steps in phases.items():
+        for index, (name, why) in enumerate(steps):
+            table.add_row("" if index else phase, name, why)
+    return table
+
+
+def _overview(manifest: Manifest) -> Table:
+    target = manifest.target
+    numerics = manifest.config["numerics"]
+    where = f"{target.mcpu}, {target.mtriple}" + (f", {target.arch}" if target.arch else "")
+    origins = Counter(kernel.origin for kernel in manifest.kernels)
+    transforms = manifest.layout.transforms
+    table = Table(show_header=False, box=None, padding=(0, 1))
+    rows = {
+        "library": f"{manifest.name}: " + ", ".join(f"{n} {_bytes(f.size_bytes)}" for n, f in manifest.files.items()),
+        "target": f"{target.kind} ({where}), {target.threads} threads",
+        "numerics": ", ".join(f"{name} = {str(value).lower()}" for name, value in numerics.items()),
+        "kernels": f"{len(manifest.kernels)}: " + ", ".join(f"{count} {origin}" for origin, count in origins.items()),
+        "layout": f"{manifest.layout.choice} ({manifest.layout.reason}); {len(transforms)} transposes left, "
+                  f"{_bytes(sum(t.size_bytes for t in transforms))}",
+        "buffers": "sizes follow the inputs" if manifest.planned_bytes is None else
+                   f"{_bytes(manifest.planned_bytes)} planned",
+        "peak memory": f"{_bytes(manifest.peak_rss_bytes)} while compiling",
+    }  # fmt: skip
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def _stages(manifest: Manifest) -> Table:
+    table = _table("stage", "seconds")
+    for stage in manifest.stages:
+        if not stage.name.startswith("graph: "):
+            table.add_row(stage.name, f"{stage.seconds:.1f}")
+    return table
+
+
+def _kernels(manifest: Manifest) -> Table:
+    table = _table("kernel", "calls", "origin", "rule")
+    for kernel in manifest.kernels:
+        table.add_row(kernel.name, str(kernel.calls), kernel.origin, kernel.rule)
+    return table
+
+
+def _transforms(manifest: Manifest) -> Table:
+    table = _table("transpose left in the graph", "writes", "bytes")
+    for transform in manifest.layout.transforms:
+        shape = "x".join(map(str, transform.shape))
+        table.add_row(transform.place, shape, f"{transform.size_bytes:,}")
+    return table
+
+
+def _notes(manifest: Manifest) -> list[str]:
+    return [f"[yellow]note[/] {note}" for note in manifest.notes]
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, header_style="bold", padding=(0, 1), title_justify="left")
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    return table
+
+
+def _shape(spec: TensorSpec) -> str:
+    return " x ".join(map(str, spec.shape)) if spec.shape else "scalar"
+
+
+def _figure(value: float | None) -> str:
+    return "" if value is None else f"{value:.2e}"
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.0%}"
+
+
+def _bytes(size: int) -> str:
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{size:.4g} {unit}"
+        size /= 1024  # type: ignore[assignment]
+    return f"{size:.4g} GiB"

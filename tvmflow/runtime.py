@@ -1,0 +1,164 @@
+"""Runs artifacts: `load(path).run({name: array}) -> {name: array}`.
+
+Only TVM's run time is needed: a process that sets TVM_USE_RUNTIME_LIB=1 before anything imports tvm never loads the
+compiler.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvmflow import artifact, target
+from tvmflow.artifact import CONSTANTS, LIBRARY, Constant, Manifest, Signature, TensorSpec
+from tvmflow.errors import ArtifactError, InputError
+
+# A library only loads into the run time whose structures it was compiled against.
+ABI_PACKAGES = ("apache-tvm", "apache-tvm-ffi")
+_pool = threading.local()
+
+
+class Session:
+    """A loaded library. Not a context manager: the library stays mapped until the process ends."""
+
+    def __init__(self, path: Path, threads: int | None = None) -> None:
+        """Checks and loads an artifact folder or zip; `threads` overrides the manifest's CPU threads.
+
+        Raises ArtifactError for a damaged artifact or one that cannot run on this machine.
+        """
+        with artifact.opened(path) as (folder, manifest):
+            installed = {name: version(name) for name in ABI_PACKAGES}
+            artifact.check_machine(manifest, target.host_features(), installed)
+            self.threads = threads or min(manifest.target.threads, target.cores())
+            _use_threads(self.threads)
+            self.manifest = manifest
+            self._load(folder)
+
+    @property
+    def signature(self) -> Signature:
+        return self.manifest.signature
+
+    def run(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Runs the library once.
+
+        `inputs` maps every input's name to a numpy array or anything that speaks DLPack, of exactly its dtype and of a
+        shape that fits. Returns numpy arrays by output name, as many as the signature lists (of outputs that share a
+        name the last). Raises InputError, with all faults at once, for inputs that do not fit.
+        """
+        results = self.run_list(inputs)
+        return dict(zip((spec.name for spec in self.signature.outputs), results, strict=True))
+
+    def run_list(self, inputs: Mapping[str, Any]) -> list[np.ndarray]:
+        """Like `run`, with the outputs as a list in the signature's order."""
+        arrays = {name: _as_numpy(name, value) for name, value in inputs.items()}
+        check_inputs(self.signature, arrays)
+        _use_threads(self.threads)
+        args = [self._tensor(arrays[spec.name]) for spec in self.signature.inputs]
+        return [_to_numpy(tensor) for tensor in _flat(self._main(*args, *self._constants))]
+
+    def _load(self, folder: Path) -> None:
+        import tvm
+        from tvm import relax
+
+        manifest = self.manifest
+        on_gpu = manifest.target.kind == "cuda"
+        self._device = tvm.cuda(0) if on_gpu else tvm.cpu(0)
+        if on_gpu and not self._device.exist:
+            raise ArtifactError(f"{manifest.name}: built for CUDA {manifest.target.arch}, no usable GPU is here",
+                                "run it on a machine with a GPU and its driver")  # fmt: skip
+        self._tvm = tvm
+        module = tvm.runtime.load_module(str(folder / LIBRARY))
+        self._vm = relax.VirtualMachine(module, self._device)
+        self._main = self._vm["main"]
+        self._constants = [self._constant(folder, entry) for entry in manifest.constants]
+
+    def _constant(self, folder: Path, entry: Constant) -> Any:
+        """One weight: on the CPU the mapped file itself, on a GPU a copy of it."""
+        dtype = np.dtype(np.uint16) if entry.dtype == "bfloat16" else np.dtype(entry.dtype)
+        data = np.memmap(folder / CONSTANTS, dtype, mode="c", offset=entry.offset, shape=entry.shape)
+        tensor = self._tensor(data)
+        return tensor._create_view(entry.shape, "bfloat16") if entry.dtype == "bfloat16" else tensor
+
+    def _tensor(self, array: np.ndarray) -> Any:
+        """The array as a tensor of the run time; without a copy where it stands at a boundary the kernels expect."""
+        aligned = array.ctypes.data % artifact.ALIGNMENT == 0 and array.flags.c_contiguous and array.flags.writeable
+        if aligned and array.size and self.manifest.target.kind == "llvm":
+            return self._tvm.runtime.from_dlpack(array)
+        return self._tvm.runtime.tensor(np.ascontiguousarray(array), device=self._device)
+
+
+def load(path: str | Path, threads: int | None = None) -> Session:
+    """Loads an artifact; see Session."""
+    return Session(Path(path), threads)
+
+
+def check_inputs(signature: Signature, arrays: Mapping[str, np.ndarray]) -> None:
+    """Raises InputError with every fault: names, dtypes, ranks, sizes, and dimensions that contradict each other."""
+    expected = {spec.name: spec for spec in signature.inputs}
+    faults = [f"`{name}`: no such input" for name in arrays if name not in expected]
+    sizes: dict[str, tuple[int, str]] = {}
+    for name, spec in expected.items():
+        if name not in arrays:
+            faults.append(f"`{name}`: missing")
+            continue
+        faults += _misfits(spec, arrays[name], sizes)
+    if faults:
+        wanted = ", ".join(f"{s.name} {s.dtype}[{', '.join(map(str, s.shape))}]" for s in signature.inputs)
+        raise InputError("inputs do not fit: " + "; ".join(faults), f"it takes: {wanted}")
+
+
+def _misfits(spec: TensorSpec, array: np.ndarray, sizes: dict[str, tuple[int, str]]) -> list[str]:
+    faults = []
+    if str(array.dtype) != spec.dtype:
+        faults.append(f"`{spec.name}`: dtype {array.dtype}, expected {spec.dtype}")
+    if array.ndim != len(spec.shape):
+        return [*faults, f"`{spec.name}`: rank {array.ndim}, expected {len(spec.shape)}"]
+    for axis, (size, wanted) in enumerate(zip(array.shape, spec.shape, strict=True)):
+        if isinstance(wanted, int):
+            known, origin = wanted, "the library is compiled for it"
+        else:
+            known, origin = sizes.setdefault(wanted, (size, f"`{spec.name}` axis {axis}"))
+        if size != known:
+            faults.append(f"`{spec.name}`: axis {axis} has size {size}, expected {known} ({origin})")
+    return faults
+
+
+def _use_threads(count: int) -> None:
+    """Sets the CPU threads of the calling thread's pool.
+
+    TVM reads TVM_NUM_THREADS at a thread's first parallel run and can only go below it afterwards.
+    """
+    import tvm
+
+    if getattr(_pool, "count", None) == count:
+        return
+    os.environ["TVM_NUM_THREADS"] = str(max(count, target.cores()))
+    tvm.get_global_func("runtime.config_threadpool")(1, count)
+    _pool.count = count
+
+
+def _as_numpy(name: str, value: Any) -> np.ndarray:
+    if isinstance(value, np.ndarray):
+        return value
+    try:
+        return np.from_dlpack(value) if hasattr(value, "__dlpack__") else np.asarray(value)
+    except (TypeError, ValueError, RuntimeError, BufferError) as exc:
+        raise InputError(f"`{name}`: not an array: {exc}", "give a numpy array or a CPU tensor with DLPack") from None
+
+
+def _to_numpy(tensor: Any) -> np.ndarray:
+    array: np.ndarray = tensor.numpy()
+    return array
+
+
+def _flat(result: Any) -> list[Any]:
+    """The outputs of `main`: one tensor, or a (nested) tuple of them."""
+    if hasattr(result, "numpy"):
+        return [result]
+    return [tensor for item in result for tensor in _flat(item)]
