@@ -16,27 +16,36 @@ from tvm import relax, tirx
 from tvmflow.frontend.ops.node import Node, dtype_of, scalar
 
 
-def in_range(node: Node, index: int, extents: int | list[int]) -> Any:
+def in_range(node: Node, index: int, extents: Any) -> Any:
     """An operand's indices counted from the front, after a check that all are in [-extent, extent).
 
-    `extents` is the size of the indexed axis, or the list of sizes that the indices' last axis runs over.
-    Constant indices are checked now, run-time indices at run time.
+    `extents` is the size of the indexed axis, or the list of sizes that the indices' last axis runs over; sizes may
+    be symbolic. Constant indices are checked now where the sizes are known, else at run time.
     """
-    op, indices, known, sizes = node.op, node.tensor(index), node.constant(index), np.asarray(extents)
-    dtype = dtype_of(indices)
-    if known is not None:
-        wrong = known[(known < -sizes) | (known >= sizes)]
-        if wrong.size:
-            raise node.refuse(f"index {wrong.flat[0]} is out of range for size {extents}", "correct the model")
-        return relax.const(np.where(known < 0, known + sizes, known).astype(dtype), dtype)
-    bound = relax.const(sizes.astype(dtype), dtype)
+    op, indices, known = node.op, node.tensor(index), node.constant(index)
+    dtype, sizes = dtype_of(indices), extents if isinstance(extents, list) else [extents]
+    if all(isinstance(size, int) for size in sizes):
+        fixed = np.array(extents)
+        if known is not None:
+            return _known_in_range(node, known, fixed, dtype)
+        bound = relax.const(fixed.astype(dtype), dtype)
+    else:
+        bound = op.astype(op.shape_to_tensor(relax.ShapeExpr(sizes)), dtype)
+        bound = bound if isinstance(extents, list) else op.reshape(bound, ())
     good = op.less(indices, bound)
     if not dtype.startswith("u"):
-        good = op.logical_and(good, op.greater_equal(indices, relax.const(-sizes.astype(dtype), dtype)))
+        good = op.logical_and(good, op.greater_equal(indices, op.negative(bound)))
     require(node, good, "index_in_range")
     if dtype.startswith("u"):
         return indices
     return op.where(op.less(indices, scalar(0, dtype)), op.add(indices, bound), indices)
+
+
+def _known_in_range(node: Node, indices: np.ndarray[Any, Any], sizes: np.ndarray[Any, Any], dtype: str) -> Any:
+    wrong = indices[(indices < -sizes) | (indices >= sizes)]
+    if wrong.size:
+        raise node.refuse(f"index {wrong.flat[0]} is out of range for size {sizes.tolist()}", "correct the model")
+    return relax.const(np.where(indices < 0, indices + sizes, indices).astype(dtype), dtype)
 
 
 def no_zero(node: Node, divisor: Any) -> Any:
