@@ -196,7 +196,8 @@ def _bit_cast(node: Node) -> Any:
     known = node.constant(0)
     if known is not None:
         return relax.const(known.view(target), target.name)
-    return node.builder.emit_te(_reinterpreted, node.x, target.name)
+    x = node.op.astype(node.x, "uint8") if node.dtype() == "bool" else node.x  # LLVM holds a bool in one bit
+    return node.builder.emit_te(_reinterpreted, x, target.name)
 
 
 def _reinterpreted(x: Any, dtype: str) -> Any:
