@@ -1,0 +1,229 @@
+"""ONNX to simpler ONNX: what every later stage may rely on.
+
+`STEPS` is the pipeline; each step takes a valid model and returns a valid model with the same inputs, the same outputs
+in the same order, and the same values. Only the last step changes the names of inputs and outputs.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnx_ir
+import onnx_ir.passes.common as passes
+from onnx import GraphProto, ModelProto, NodeProto
+from onnx.helper import make_node
+from onnxscript.optimizer._constant_folding import FoldConstantsPass
+
+from tvmflow.errors import ModelError
+from tvmflow.frontend import ops
+from tvmflow.frontend.functions import has_body, inline_local_functions, inline_operators, opset_of
+from tvmflow.frontend.onnx_file import graphs, subgraphs
+from tvmflow.frontend.onnx_shapes import real_inputs, unique_name, value_types
+
+IR_VERSION = 10
+# Constants above these element counts are not folded: neither the library nor memory may grow without bound.
+MAX_FOLDED_INPUT = 1 << 22
+MAX_FOLDED_OUTPUT = 1 << 22
+# Their values differ from run to run, so no run at compile time may stand for them.
+RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli",
+                    "Multinomial"})
+CHAINED = {"Sum": "Add", "Mean": "Add", "Max": "Max", "Min": "Min"}
+
+
+@dataclass(frozen=True)
+class Step:
+    """One rewrite, with the words a report names it by."""
+
+    name: str
+    apply: Callable[[ModelProto], ModelProto]
+
+
+def normalise(model: ModelProto) -> ModelProto:
+    """`model` after all STEPS. The argument is not changed."""
+    for step in STEPS:
+        model = step.apply(model)
+    return model
+
+
+def raise_ir_version(model: ModelProto) -> ModelProto:
+    """One IR version for all; weights are initialisers only, the domain "ai.onnx" is written "", nodes have names."""
+    raised = _copy(model)
+    raised.ir_version = IR_VERSION
+    inputs = real_inputs(raised.graph)
+    del raised.graph.input[:]
+    raised.graph.input.extend(inputs)
+    used = {node.domain for graph in graphs(raised) for node in graph.node}
+    used |= {node.domain for function in raised.functions for node in function.node}
+    imports = {entry.domain.removeprefix("ai.onnx") if entry.domain == "ai.onnx" else entry.domain: entry.version
+               for entry in raised.opset_import}
+    imports.setdefault("", opset_of(model))
+    del raised.opset_import[:]
+    raised.opset_import.extend(onnx.helper.make_opsetid(domain, version) for domain, version in imports.items()
+                               if domain in used or domain in ("", "ai.onnx"))
+    for graph in graphs(raised):
+        for node in graph.node:
+            node.domain = "" if node.domain == "ai.onnx" else node.domain
+            node.name = node.name or next((name for name in node.output if name), node.op_type)
+    return raised
+
+
+def own_outputs(model: ModelProto) -> ModelProto:
+    """Each output gets a node of its own, where it was listed twice or is an input or a weight."""
+    changed = _copy(model)
+    graph = changed.graph
+    seen = {value.name for value in (*graph.input, *graph.initializer)}
+    taken = seen | {name for node in graph.node for name in node.output}
+    for value in graph.output:
+        if value.name in seen:
+            name = unique_name(f"{value.name}_output", taken)
+            graph.node.append(make_node("Identity", [value.name], [name], name=name))
+            value.name = name
+        seen.add(value.name)
+    return changed
+
+
+def inline_missing_operators(model: ModelProto) -> ModelProto:
+    """Operators without a converter of their own are replaced by the body that ONNX defines them by."""
+    converters = ops.convert_map()
+    return inline_operators(model, lambda node: node.op_type not in converters and node.op_type not in RANDOM)
+
+
+def fold_constants(model: ModelProto) -> ModelProto:
+    """Computes what depends on constants alone, by ONNX's reference implementation; an `If` with a constant condition
+    becomes its branch, a Constant node an initialiser. What would grow beyond MAX_FOLDED_OUTPUT elements stays."""
+    ir = onnx_ir.serde.deserialize_model(model)
+    pipeline = onnx_ir.passes.Sequential(
+        onnx_ir.passes.PassManager(
+            [FoldConstantsPass(shape_inference=True, input_size_limit=MAX_FOLDED_INPUT,
+                               output_size_limit=MAX_FOLDED_OUTPUT, should_fold=_may_fold),
+             passes.RemoveUnusedNodesPass()], steps=4, early_stop=True),
+        passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+        passes.LiftSubgraphInitializersToMainGraphPass(),
+        passes.CommonSubexpressionEliminationPass(),
+        passes.OutputFixPass(),
+        passes.NameFixPass(),
+    )
+    with _quiet():
+        try:
+            pipeline(ir)
+        except onnx_ir.passes.PassError as exc:
+            raise ModelError(f"the model's constants cannot be computed: {_innermost(exc)}",
+                             "check that ONNX Runtime runs the model") from None
+    return onnx_ir.serde.serialize_model(ir)
+
+
+def chain_variadic(model: ModelProto) -> ModelProto:
+    """Sum, Mean, Max and Min of many become chains of two, which fuse and pass layouts."""
+    changed = _copy(model)
+    if not any(node.op_type in CHAINED for graph in graphs(changed) for node in graph.node):
+        return changed
+    taken = _value_names(changed)
+    elem_types = {name: elem_type for name, (elem_type, _) in value_types(changed).items()}
+    for graph in graphs(changed):
+        nodes = [link for node in graph.node for link in _chain(node, taken, elem_types.get(node.output[0]))]
+        nodes = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
+        del graph.node[:]
+        graph.node.extend(nodes)
+    return changed
+
+
+def name_safely(model: ModelProto) -> ModelProto:
+    """Every value gets a unique name that is an identifier: no dots, no slashes, no leading digit, no clash."""
+    renamed = _copy(model)
+    _rename(renamed.graph, {}, set())
+    del renamed.graph.value_info[:]
+    return renamed
+
+
+STEPS: Sequence[Step] = (
+    Step("raise the IR version", raise_ir_version),
+    Step("give each output a node", own_outputs),
+    Step("inline the model's functions", inline_local_functions),
+    Step("inline operators without converter", inline_missing_operators),
+    Step("fold constants", fold_constants),
+    Step("chain Sum, Mean, Max, Min", chain_variadic),
+    Step("give safe names", name_safely),
+)
+
+
+def _copy(model: ModelProto) -> ModelProto:
+    copied = ModelProto()
+    copied.CopyFrom(model)
+    return copied
+
+
+def _value_names(model: ModelProto) -> set[str]:
+    names = {value.name for graph in graphs(model) for value in (*graph.input, *graph.initializer)}
+    return names | {name for graph in graphs(model) for node in graph.node for name in node.output}
+
+
+def _may_fold(node: onnx_ir.Node) -> bool | None:
+    """False for what must not be computed now; None leaves it to onnxscript's own rules."""
+    if node.op_type in RANDOM or node.domain not in ("", "ai.onnx"):
+        return False
+    sizes = [output.shape for output in node.outputs if output.shape is not None]
+    if any(shape.is_static() and math.prod(shape.numpy()) > MAX_FOLDED_OUTPUT for shape in sizes):
+        return False
+    return None
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the optimiser's log and numpy's warnings: NaN and infinity are values like others."""
+    logger = logging.getLogger("onnxscript")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with np.errstate(all="ignore"):
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _innermost(exc: BaseException) -> BaseException:
+    while exc.__cause__ is not None:
+        exc = exc.__cause__
+    return exc
+
+
+def _chain(node: NodeProto, taken: set[str], elem_type: int | None) -> list[NodeProto]:
+    """`node`, or the chain of binary nodes that computes the same. Mean needs to know its element type."""
+    if node.domain or node.op_type not in CHAINED or (node.op_type == "Mean" and elem_type is None):
+        return [node]
+    links: list[NodeProto] = []
+    total = node.input[0]
+    for number, term in enumerate(node.input[1:]):
+        result = unique_name(f"{node.output[0]}_{number}", taken)
+        links.append(make_node(CHAINED[node.op_type], [total, term], [result], f"{node.name}_{number}"))
+        total = result
+    if node.op_type == "Mean":
+        count = unique_name(f"{node.output[0]}_count", taken)
+        value = onnx.helper.make_tensor(count, elem_type, [], [len(node.input)])
+        links.append(make_node("Constant", [], [count], count, value=value))
+        links.append(make_node("Div", [total, count], node.output, node.name))
+    elif links:
+        links[-1].output[:] = node.output
+    return links or [make_node("Identity", node.input, node.output, node.name)]
+
+
+def _rename(graph: GraphProto, outer: dict[str, str], taken: set[str]) -> None:
+    """Renames in place; `outer` maps the names of the surrounding graphs."""
+    names = dict(outer)
+    for value in (*graph.input, *graph.initializer):
+        names[value.name] = value.name = unique_name(value.name, taken)
+    for node in graph.node:
+        node.input[:] = [names[name] if name else "" for name in node.input]
+        for body in subgraphs(node):
+            _rename(body, names, taken)
+        for index, name in enumerate(node.output):
+            if name:
+                names[name] = node.output[index] = unique_name(name, taken)
+    for value in graph.output:
+        value.name = names[value.name]
+    del graph.value_info[:]

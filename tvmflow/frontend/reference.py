@@ -1,0 +1,110 @@
+"""What the model file itself gives: ONNX Runtime, or onnx's own reference implementation where that cannot run it.
+
+Call these in a process of their own: native code that a bad model can bring down.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from tvmflow.errors import ReferenceError_
+
+Feeds = Mapping[str, np.ndarray[Any, Any]]
+Arrays = list[np.ndarray[Any, Any]]
+
+
+def run_onnx(
+    path: Path, feeds: Sequence[Feeds], reference: Literal["auto", "onnxruntime", "onnx"]
+) -> tuple[str, list[Arrays]]:
+    """Runs the file `path`, unchanged, once for each of `feeds` (arrays by input name).
+
+    Returns which reference ran, and why where it is not ONNX Runtime, and for each of `feeds` the outputs in the
+    file's order, bit for bit as the reference gives them. Raises ReferenceError_ with the reference's own words.
+    """
+    if reference == "onnx":
+        return "onnx's reference implementation", _run(path, _onnx_reference(path), feeds)
+    try:
+        session = _onnxruntime(path)
+    except ReferenceError_ as exc:
+        if reference == "onnxruntime":
+            raise
+        return (f"onnx's reference implementation, because ONNX Runtime cannot load the model: {exc.details}",
+                _run(path, _onnx_reference(path), feeds))
+    return "ONNX Runtime", _run(path, session, feeds)
+
+
+def _run(path: Path, call: Callable[[dict[str, Any]], Arrays], feeds: Sequence[Feeds]) -> list[Arrays]:
+    try:
+        return [call(dict(feed)) for feed in feeds]
+    except Exception as exc:  # a reference raises whatever it likes; all of it is its verdict on these inputs
+        raise ReferenceError_(f"{path}: the reference fails on these inputs: {_said(exc)}",
+                              "give inputs that fit the model, e.g. by verify.ranges or verify.inputs") from exc
+
+
+def _onnxruntime(path: Path) -> Callable[[dict[str, Any]], Arrays]:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.use_deterministic_compute = True
+    options.log_severity_level = 3
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as exc:  # its exceptions have no base class of their own
+        raise ReferenceError_(f"{path}: ONNX Runtime cannot load the model: {_said(exc)}",
+                              'try verify.reference = "onnx"', _said(exc)) from exc
+    names = [output.name for output in session.get_outputs()]
+    unique = list(dict.fromkeys(names))
+
+    def call(feed: dict[str, Any]) -> Arrays:
+        values = dict(zip(unique, _values(session, unique, feed), strict=True))
+        return [values[name] for name in names]
+
+    return call
+
+
+def _values(session: Any, names: list[str], feed: dict[str, Any]) -> Arrays:
+    """Runs a session on values that also hold types numpy has not, such as bfloat16."""
+    import onnxruntime
+
+    inputs = {name: onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array).reshape(array.shape))
+              for name, array in feed.items()}
+    return [_array(value) for value in session.run_with_ort_values(names, inputs)]
+
+
+def _array(value: Any) -> np.ndarray[Any, Any]:
+    if value.data_type() != "tensor(bfloat16)":
+        array: np.ndarray[Any, Any] = value.numpy()
+        return array
+    import ml_dtypes
+    import torch  # noqa: F401
+
+    return np.from_dlpack(value).view(ml_dtypes.bfloat16)
+
+
+def _onnx_reference(path: Path) -> Callable[[dict[str, Any]], Arrays]:
+    import onnx
+    from onnx.reference import ReferenceEvaluator
+
+    try:
+        evaluator = ReferenceEvaluator(onnx.load(path))
+    except Exception as exc:  # it raises whatever its parts raise
+        raise ReferenceError_(f"{path}: onnx's reference implementation cannot load the model: {_said(exc)}",
+                              "verify with another reference, or give verify.enabled = false by name") from exc
+
+    def call(feed: dict[str, Any]) -> Arrays:
+        with warnings.catch_warnings(), np.errstate(all="ignore"):
+            warnings.simplefilter("ignore")
+            return [np.asarray(value) for value in evaluator.run(None, feed)]
+
+    return call
+
+
+def _said(exc: BaseException) -> str:
+    """The first line of an exception's message, or its type where it has none."""
+    lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
+    return (lines[0] if lines else type(exc).__name__)[:500]
