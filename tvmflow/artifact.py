@@ -239,7 +239,7 @@ def opened(path: Path) -> Iterator[tuple[Path, Manifest]]:
         return
     with tempfile.TemporaryDirectory(prefix="tvmflow-") as folder:
         with zipfile.ZipFile(path) as archive:
-            for name in manifest.files:
+            for name in (MANIFEST, *manifest.files):
                 archive.extract(name, folder)
         check_files(Path(folder), manifest)
         yield Path(folder), manifest

@@ -57,7 +57,7 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
     contents = library.contents(scheduled, lowered)
     return Manifest(
         format_version=artifact.FORMAT_VERSION,
-        name=_name(cfg),
+        name=config.name(cfg),
         signature=model.signature,
         config=config.to_json(_resolved(cfg, target)),
         source=artifact.file_entry(cfg.model.path) if cfg.model.path else None,
@@ -165,10 +165,6 @@ def passes(cfg: Config) -> dict[str, list[tuple[str, str]]]:
         "lower": pipeline.lower_steps(),
     }
     return {phase: [(step.name, step.why) for step in steps] for phase, steps in phases.items()}
-
-
-def _name(cfg: Config) -> str:
-    return cfg.model.path.stem if cfg.model.path else str(cfg.model.entry).partition(":")[2]
 
 
 def _resolved(cfg: Config, target: Target) -> Config:

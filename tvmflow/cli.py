@@ -116,7 +116,7 @@ def compile(  # noqa: A001 # the command's name
     cfg = _config(**model, extra={"verify": verification})
     if not as_json:
         click.echo(click.style("# resolved config", dim=True) + "\n" + config.to_toml(cfg))
-    out = output or Path(f"{_stem(cfg)}.tvmflow" + (".zip" if zipped else ""))
+    out = output or Path(f"{config.name(cfg)}.tvmflow" + (".zip" if zipped else ""))
     with _progress("compiling") as on_event:
         manifest = flow.compile_model(cfg, out, flow.Options(zipped, dump_ir, on_event))
     _show(report.compiled(manifest), manifest.model_dump(mode="json") | {"path": str(out)}, as_json)
@@ -276,10 +276,7 @@ def _config(
         {"target": section}, {"model": {"inputs": inputs}}, {"shapes": {"dims": sizes}}, extra,
         *(config.parse_override(text) for text in sets),
     ]  # fmt: skip
-    if model.endswith(".toml"):
-        return config.load(Path(model), overrides)
-    source = {"entry": model} if ":" in model and not Path(model).exists() else {"path": str(Path(model).absolute())}
-    return config.from_dict({"model": source}, overrides)
+    return config.of_model(model, overrides)
 
 
 def _pair(option: str, text: str) -> tuple[str, str]:
@@ -299,10 +296,6 @@ def _size(option: str, text: str, value: str) -> int:
     if not value.isdigit():
         raise UsageError(f"{option} {text}: `{value}` is no size", f"e.g. {option} batch=4")
     return int(value)
-
-
-def _stem(cfg: Config) -> str:
-    return cfg.model.path.stem if cfg.model.path else str(cfg.model.entry).partition(":")[2]
 
 
 def _show(table: Any, plain: Any, as_json: bool) -> None:
@@ -337,3 +330,7 @@ def _show_error(exc: TvmflowError, debug: bool) -> None:
         click.echo(exc.details, err=True)
 
 
+
+
+if __name__ == "__main__":
+    main()

@@ -178,6 +178,23 @@ def from_dict(
     return config
 
 
+def of_model(model: str, overrides: Overrides = (), defaults: Mapping[str, Any] | None = None) -> Config:
+    """The Config of what a user may name: a config file (.toml), a model file, or a PyTorch entry "module:function".
+
+    `defaults` hold where neither a file nor `overrides` say otherwise.
+    """
+    if model.endswith(".toml"):
+        return load(Path(model), overrides)
+    is_entry = ":" in model and not Path(model).exists()
+    source = {"entry": model} if is_entry else {"path": str(Path(model).absolute())}
+    return from_dict({**(defaults or {}), "model": source}, overrides)
+
+
+def name(config: Config) -> str:
+    """What the model is called: its file's name without the ending, or its function's."""
+    return config.model.path.stem if config.model.path else str(config.model.entry).partition(":")[2]
+
+
 def parse_override(text: str) -> dict[str, Any]:
     """`numerics.fast_math=true` -> {"numerics": {"fast_math": True}}; a value that is no TOML is taken as a string."""
     key, separator, value = text.partition("=")

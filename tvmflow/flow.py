@@ -41,7 +41,7 @@ def compile_model(cfg: Config, out: Path, options: Options = Options()) -> Manif
         manifest = _build(cfg, folder, options)
         if cfg.verify.enabled:
             manifest = _with_verdict(cfg, folder, manifest, options)
-        artifact.write_manifest(folder, manifest)
+            artifact.write_manifest(folder, manifest)
     return manifest
 
 
@@ -129,6 +129,7 @@ def _build(cfg: Config, folder: Path, options: Options) -> Manifest:
         on_event=options.on_event,
     )  # fmt: skip
     built: Manifest = manifest.model_copy(update={"peak_rss_bytes": usage.peak_rss_bytes})
+    artifact.write_manifest(folder, built)
     return built
 
 

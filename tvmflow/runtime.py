@@ -64,7 +64,7 @@ class Session:
 
     def _load(self, folder: Path) -> None:
         import tvm
-        from tvm import relax
+        from tvm.runtime.vm import VirtualMachine
 
         manifest = self.manifest
         on_gpu = manifest.target.kind == "cuda"
@@ -74,7 +74,7 @@ class Session:
                                 "run it on a machine with a GPU and its driver")  # fmt: skip
         self._tvm = tvm
         module = tvm.runtime.load_module(str(folder / LIBRARY))
-        self._vm = relax.VirtualMachine(module, self._device)
+        self._vm = VirtualMachine(module, self._device)
         self._main = self._vm["main"]
         self._constants = [self._constant(folder, entry) for entry in manifest.constants]
 

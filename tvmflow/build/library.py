@@ -90,7 +90,7 @@ def _calls(lowered: tvm.IRModule) -> tuple[Counter[str], int | None]:
         if name is not None:
             counts[str(name)] += 1
         if getattr(node.op, "name", "") == "relax.vm.alloc_storage":
-            size = node.args[1].values[0]
+            size = node.args[0].values[0]
             sizes.append(int(size) if isinstance(size, IntImm) else None)
 
     relax.analysis.post_order_visit(lowered["main"], visit)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import tvm
 from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.tirx import IntImm
 
+VIEWS = ("relax.permute_dims", "relax.reshape", "relax.expand_dims", "relax.squeeze")
 SMALLEST_BYTES = 64  # smaller constants stay in the library: a parameter costs more than they do
 
 
@@ -36,3 +39,35 @@ class _Lifter(PyExprMutator):  # type: ignore[misc] # TVM has no types
         self.params.append(param)
         self.constants.append(op.value)
         return param
+
+
+@tvm.transform.module_pass(opt_level=0, name="FoldConstantViews")
+class FoldConstantViews:
+    """Reshapes and transposes of weights, done with numpy.
+
+    TVM's FoldConstant compiles a kernel for each; on a convolutional model that is most of its time.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        folder = _ViewFolder(mod)
+        for var, function in mod.functions.items():
+            if isinstance(function, relax.Function):
+                folder.builder_.update_func(var, folder.visit_expr(function))
+        return folder.builder_.get()
+
+
+@mutator
+class _ViewFolder(PyExprMutator):  # type: ignore[misc] # TVM has no types
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(call)
+        name = getattr(call.op, "name", "")
+        if name not in VIEWS or not isinstance(call.args[0], tvm.ir.GenericConst):
+            return call
+        data = call.args[0].value.numpy()
+        if name == "relax.permute_dims":
+            axes = call.attrs.axes
+            return relax.const(np.ascontiguousarray(data.transpose(None if axes is None else [int(a) for a in axes])))
+        shape = call.ty.shape
+        if not isinstance(shape, relax.ShapeExpr) or not all(isinstance(d, IntImm) for d in shape.values):
+            return call
+        return relax.const(data.reshape([int(d) for d in shape.values]))

@@ -17,6 +17,8 @@ from tvm.relax import transform
 from tvm.relax.backend import DispatchSampling, DispatchSortScan
 from tvm.s_tir import dlight
 
+from tvmflow.graph.constants import FoldConstantViews
+
 CONV_LAYOUTS = {"relax.nn.conv2d": ["NHWC", "HWIO"]}
 
 
@@ -45,6 +47,7 @@ def simplify_steps() -> tuple[Step, ...]:
         Step("CanonicalizeBindings", "one name per value", transform.CanonicalizeBindings()),
         Step("FoldBatchnormToConv2D", "BatchNorm into the weights of its convolution",
              transform.FoldBatchnormToConv2D()),
+        Step("FoldConstantViews", "reshapes and transposes of weights", FoldConstantViews()),
         Step("FoldConstant", "compute what depends on weights alone", transform.FoldConstant()),
         Step("DecomposeOpsForInference", "operators that only training needs whole",
              transform.DecomposeOpsForInference()),
@@ -58,7 +61,8 @@ def layout_steps() -> tuple[Step, ...]:
     return (
         Step("ConvertLayout", "convolutions to NHWC with HWIO weights", transform.ConvertLayout(CONV_LAYOUTS)),
         Step("CanonicalizeBindings", "pairs of opposite transposes cancel", transform.CanonicalizeBindings()),
-        Step("FoldConstant", "transposed weights become the weights", transform.FoldConstant()),
+        Step("FoldConstantViews", "transposed weights become the weights", FoldConstantViews()),
+        Step("FoldConstant", "compute what became constant", transform.FoldConstant()),
         Step("DeadCodeElimination", "drop what the new layout left unused", transform.DeadCodeElimination()),
     )
 

@@ -1,0 +1,56 @@
+# `make` lists the targets. Each is one line over the command line or a tool.
+PYTHON ?= python3
+VENV ?= .venv
+MODELS ?= .cache/models
+CONFIG ?= configs/ppocr_rec.toml
+NAME = $(basename $(notdir $(CONFIG)))
+OUT ?= out/$(NAME).tvmflow
+BIN = $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test setup lint compile run verify models clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: $(VENV)/.base ## set up, then compile, verify and time a real model (PP-OCR text recognition)
+	$(BIN)/python scripts/get_models.py $(MODELS) ppocr_rec
+	$(BIN)/tvmflow compile configs/ppocr_rec.toml -o out/ppocr_rec.tvmflow
+	$(BIN)/tvmflow bench out/ppocr_rec.tvmflow
+
+test: $(VENV)/.full ## set up, then run every check and test
+	$(MAKE) --no-print-directory lint
+	$(BIN)/python scripts/get_models.py $(MODELS) silero_ifless magika ppocr_cls ppocr_rec minilm_l6 effnet_lite0
+	$(BIN)/python -m pytest
+
+setup: $(VENV)/.full ## set up everything for working on tvmflow
+
+lint: $(VENV)/.full ## style, types and import order
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+models: $(VENV)/.full ## fetch every model of the configs and benchmarks
+	$(BIN)/python scripts/get_models.py $(MODELS)
+
+compile: ## compile CONFIG=configs/x.toml into OUT
+	$(BIN)/tvmflow compile $(CONFIG) -o $(OUT)
+
+run: ## run OUT of CONFIG on INPUTS=x.npz into OUTPUTS=y.npz; without INPUTS on drawn ones
+	$(BIN)/tvmflow run $(OUT) $(if $(INPUTS),--inputs $(INPUTS),--seed 0) $(if $(OUTPUTS),--outputs $(OUTPUTS))
+
+verify: ## hold OUT of CONFIG against its reference again
+	$(BIN)/tvmflow verify $(OUT)
+
+clean: ## remove what was built; models and the environment stay
+	rm -rf out build dist .pytest_cache .mypy_cache .ruff_cache
+
+$(VENV)/.base: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -c constraints.txt -e .
+	touch $@
+
+$(VENV)/.full: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q -c constraints.txt -e '.[torch,cuda,dev]'
+	touch $@ $(VENV)/.base

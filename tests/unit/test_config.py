@@ -1,0 +1,158 @@
+"""Config files: what is accepted, what is refused and in which words."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from tvmflow import config
+from tvmflow.errors import ConfigError
+
+ROOT = Path(__file__).resolve().parents[2]
+ENTRY = '[model]\nentry = "m:f"\n'
+
+BAD = {
+    "unknown key": (ENTRY + "[numerics]\nfastmath = true", "numerics.fastmath: unknown key, did you mean `fast_math`?"),
+    "unknown section": (ENTRY + "[tragt]", "tragt: unknown key, did you mean `target`?"),
+    "far from any key": (ENTRY + "[target]\nzzz = 1", "target.zzz: unknown key"),
+    "a string is no boolean": (
+        ENTRY + '[numerics]\nfast_math = "off"', 'numerics.fast_math: input should be a valid boolean (it is "off")',
+    ),
+    "an integer is no boolean": (
+        ENTRY + "[numerics]\nfast_math = 1", "numerics.fast_math: input should be a valid boolean (it is 1)",
+    ),
+    "unknown target": (ENTRY + '[target]\nkind = "llmv"', "target.kind: input should be 'llvm' or 'cuda' (it is \"llmv\")"),
+    "no model": ("", "model: missing"),
+    "two models": (ENTRY + 'path = "x.onnx"', "model: give exactly one of `path` and `entry`"),
+    "missing file": ('[model]\npath = "nothing.onnx"', "model.path: no such file: {folder}/nothing.onnx"),
+    "arch without cuda": (
+        ENTRY + '[target]\narch = "sm_90"', 'target: `arch` belongs to kind = "cuda"; name a CPU with `mcpu`',
+    ),
+    "malformed arch": (
+        ENTRY + '[target]\nkind = "cuda"\narch = "hopper"',
+        "target.arch: string should match pattern '^sm_\\d+[af]?$' (it is \"hopper\")",
+    ),
+    "cross build of native": (
+        ENTRY + '[target]\nmtriple = "aarch64-linux-gnu"\nthreads = 2',
+        'target: a cross build (`mtriple`) cannot use mcpu = "native"; name the CPU, e.g. "generic"',
+    ),
+    "tf32 on a CPU": (
+        ENTRY + "[numerics]\ntf32 = true",
+        'config: numerics.tf32 = true needs target.kind = "cuda"; CPUs have no TF32',
+    ),
+    "tf32 on an old GPU": (
+        ENTRY + '[numerics]\ntf32 = true\n[target]\nkind = "cuda"\narch = "sm_75"',
+        "config: numerics.tf32 = true needs sm_80 or later, target.arch is sm_75",
+    ),
+    "negative size": (
+        ENTRY + "[shapes.dims]\nb = -1", "shapes.dims.b: input should be greater than 0 (it is -1)",
+    ),
+    "no seeds": (
+        ENTRY + "[verify]\nseeds = []", "verify.seeds: tuple should have at least 1 item after validation, not 0",
+    ),
+}  # fmt: skip
+
+
+def fault(path: Path) -> str:
+    with pytest.raises(ConfigError) as caught:
+        config.load(path)
+    return caught.value.message
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_bad_config_is_refused_in_these_words(kind: str, tmp_path: Path) -> None:
+    text, message = BAD[kind]
+    path = tmp_path / "x.toml"
+    path.write_text(text)
+    assert fault(path) == f"{path}: {message.format(folder=tmp_path)}"
+
+
+def test_all_faults_of_a_file_come_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(ENTRY + '[target]\nkind = "cpu"\nmpcu = "x"\n[numerics]\ntf32 = 3')
+    lines = fault(path).splitlines()
+    assert lines[0].endswith("3 errors")
+    assert [line.split(":")[0].strip() for line in lines[1:]] == ["target.kind", "target.mpcu", "numerics.tf32"]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [(None, "no such config file"), (b"[model", "not valid TOML"), (b"\xff\xfe", "cannot be read")],
+)
+def test_unreadable_file(content: bytes | None, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    if content is not None:
+        path.write_bytes(content)
+    assert message in fault(path)
+
+
+def test_relative_paths_start_at_the_files_folder(tmp_path: Path) -> None:
+    (tmp_path / "m.onnx").touch()
+    (tmp_path / "configs").mkdir()
+    path = tmp_path / "configs" / "x.toml"
+    path.write_text('[model]\npath = "../m.onnx"')
+    loaded = config.load(path).model
+    assert loaded.path is not None
+    assert loaded.path.samefile(tmp_path / "m.onnx")
+    assert loaded.folder == tmp_path / "configs"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("numerics.fast_math=true", {"numerics": {"fast_math": True}}),
+        ("verify.seeds=[7, 8]", {"verify": {"seeds": [7, 8]}}),
+        ("target.mcpu=x86-64-v3", {"target": {"mcpu": "x86-64-v3"}}),
+        ('model.inputs."a.b".shape=[1, "n"]', {"model": {"inputs": {"a.b": {"shape": [1, "n"]}}}}),
+    ],
+)
+def test_overrides(text: str, expected: object) -> None:
+    assert config.parse_override(text) == expected
+
+
+@pytest.mark.parametrize("text", ["numerics.fast_math", "=1", "a b=1"])
+def test_malformed_override(text: str) -> None:
+    with pytest.raises(ConfigError, match="not of the form section.key=value"):
+        config.parse_override(text)
+
+
+def test_overrides_win_and_merge(tmp_path: Path) -> None:
+    path = tmp_path / "x.toml"
+    path.write_text(ENTRY + "[verify]\nseeds = [1]\nrtol = 0.5")
+    loaded = config.load(path, [config.parse_override("verify.seeds=[2]")])
+    assert (loaded.verify.seeds, loaded.verify.rtol) == ((2,), 0.5)
+
+
+def test_toml_round_trip(tmp_path: Path) -> None:
+    original = config.from_dict(
+        {
+            "model": {"entry": "m:f", "inputs": {"a.b/c": {"shape": [1, "n"], "dtype": "int64"}}},
+            "verify": {"ranges": {"ids": [0, 10]}, "outputs": {"y": {"rtol": 0.1, "atol": 1e-9}}},
+            "graph": {"max_layout_transforms": 3},
+        }
+    )
+    path = tmp_path / "x.toml"
+    path.write_text(config.to_toml(original))
+    again = config.load(path)
+    assert again.model_copy(update={"model": original.model}) == original
+    assert again.model.inputs == original.model.inputs
+
+
+def test_a_config_cannot_be_changed() -> None:
+    loaded = config.from_dict({"model": {"entry": "m:f"}})
+    with pytest.raises(ValueError, match="frozen"):
+        loaded.target.kind = "cuda"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs").glob("*.toml")), ids=lambda path: path.stem)
+def test_shipped_configs_follow_the_schema(path: Path) -> None:
+    jsonschema.validate(json.loads(json.dumps(tomllib.loads(path.read_text()))), config.schema())
+
+
+def test_schema_refuses_what_load_refuses() -> None:
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({"model": {"entry": "m:f"}, "numerics": {"fastmath": True}}, config.schema())

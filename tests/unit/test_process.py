@@ -1,0 +1,93 @@
+"""Children: values, errors, events, crashes, and what they do not inherit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import pytest
+
+from tvmflow import process
+from tvmflow.errors import CompileError, ModelError, VerifyError
+
+HERE = "test_process_children"
+
+
+@pytest.fixture(autouse=True)
+def _importable(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    folder = tmp_path_factory.mktemp("children")
+    (folder / f"{HERE}.py").write_text(
+        "import os, sys\n"
+        "from tvmflow.errors import ModelError\n"
+        "from tvmflow.process import emit\n"
+        "def add(a, b):\n    emit('adding')\n    return a + b\n"
+        "def fail():\n    raise ModelError('bad file', 'mend it')\n"
+        "def bug():\n    print('on the way')\n    raise ValueError('first\\nsecond')\n"
+        "def die(number):\n    print('last words', flush=True)\n    os.kill(os.getpid(), number)\n"
+        "def leave():\n    os._exit(3)\n"
+        "def variable(name):\n    return os.environ.get(name)\n"
+        "def grow(size):\n    block = bytearray(size)\n    block[::4096] = b'1' * len(block[::4096])\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(folder))
+
+
+def test_value_and_events() -> None:
+    events: list[str] = []
+    value, usage = process.call(f"{HERE}:add", 2, 3, what="adding", on_event=events.append)
+    assert (value, events) == (5, ["adding"])
+    assert usage.wall_s > 0
+
+
+def test_its_own_error_comes_through_whole() -> None:
+    with pytest.raises(ModelError) as caught:
+        process.call(f"{HERE}:fail", what="failing")
+    assert (caught.value.message, caught.value.hint) == ("bad file", "mend it")
+    assert "in fail" in caught.value.details
+
+
+def test_any_other_exception_becomes_the_stated_error() -> None:
+    with pytest.raises(VerifyError) as caught:
+        process.call(f"{HERE}:bug", what="running it", error=VerifyError)
+    assert caught.value.message == "running it failed: ValueError: second"
+    assert "in bug" in caught.value.details
+    assert "on the way" in caught.value.details
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL])
+def test_a_crash_is_an_error_that_names_the_signal(number: signal.Signals) -> None:
+    with pytest.raises(CompileError) as caught:
+        process.call(f"{HERE}:die", int(number), what="compiling")
+    assert caught.value.message == f"compiling crashed (signal {int(number)}, {number.name})"
+    assert "last words" in caught.value.details
+
+
+def test_a_kill_is_taken_for_lack_of_memory() -> None:
+    with pytest.raises(CompileError, match="most likely because memory ran out"):
+        process.call(f"{HERE}:die", int(signal.SIGKILL), what="compiling")
+
+
+def test_a_silent_exit_is_an_error() -> None:
+    with pytest.raises(CompileError, match=r"crashed \(exit code 3\)"):
+        process.call(f"{HERE}:leave", what="compiling")
+
+
+@pytest.mark.parametrize("name", ["TVM_NUM_THREADS", "TVM_CUDA_NVCC_NO_FAST_MATH", "NVCC_APPEND_FLAGS"])
+def test_variables_that_change_a_build_are_not_passed_on(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, "1")
+    assert process.call(f"{HERE}:variable", name, what="asking")[0] is None
+    assert process.call(f"{HERE}:variable", name, what="asking", env={name: "2"})[0] == "2"
+
+
+def test_other_variables_are() -> None:
+    assert process.call(f"{HERE}:variable", "PATH", what="asking")[0] == os.environ["PATH"]
+
+
+def test_peak_memory_is_the_childs() -> None:
+    _, usage = process.call(f"{HERE}:grow", 300 << 20, what="growing")
+    assert usage.peak_rss_bytes > 300 << 20
+
+
+def test_emit_without_a_parent_does_nothing() -> None:
+    process.emit("nobody hears this")
+    assert "tvm" not in sys.modules
