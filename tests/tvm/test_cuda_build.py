@@ -95,6 +95,27 @@ def build(folder: str, variants: tuple[tuple[str, bool], ...], source: str = "")
             tvm.compile(block.get(), target).export_library(str(out / "library.so"))
 
 
+def build_maxima(folder: str) -> None:
+    """Called in a process of its own: Relu, Max, Min; ReduceMax and Softmax across threads; two dtypes."""
+    import tvm
+    from tvm import relax
+
+    target = tvm.target.Target({"kind": "cuda", "arch": "sm_80", "max_threads_per_block": 1024})
+    for dtype in ("float32", "float16"):
+        x, y = (relax.Var(name, relax.TensorType((64, 4096), dtype)) for name in "xy")
+        block = relax.BlockBuilder()
+        with block.function("main", [x, y]):
+            with block.dataflow():
+                bounded = relax.op.minimum(relax.op.maximum(relax.op.nn.relu(x), y), relax.op.multiply(y, y))
+                found = [bounded, relax.op.max(x, axis=1), relax.op.nn.softmax(y)]
+                outputs = block.emit_output(relax.Tuple([block.emit(value) for value in found]))
+            block.emit_func_output(outputs)
+        kept = Path(folder) / dtype
+        kept.mkdir()
+        with target, cuda.compile_step("sm_80", NumericsSection(), keep_ptx=kept):
+            tvm.compile(block.get(), target)
+
+
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory, env: dict[str, str]) -> dict[tuple[str, bool], Built]:
     folder = tmp_path_factory.mktemp("built")
@@ -174,6 +195,16 @@ def test_machine_instructions_agree(built: dict[tuple[str, bool], Built], arch: 
     assert "MUFU.TANH" not in precise
     # .FTZ instructions prove nothing here: the exact division and square root are made of some.
     assert "TF32" not in precise + fast
+
+
+def test_maxima_and_minima_keep_nan(env: dict[str, str], tmp_path: Path) -> None:
+    process.call("test_cuda_build:build_maxima", str(tmp_path), what="building", env=env)
+    for dtype, size in (("float32", "f32"), ("float16", "f16")):
+        (ptx,) = (path.read_text() for path in (tmp_path / dtype).glob("*.ptx"))
+        assert f"max.NaN.{size}" in ptx
+        assert f"min.NaN.{size}" in ptx
+        assert "shfl.sync" in ptx  # the reductions are still shared among threads
+        assert not re.search(r"(max|min)\.f(16|32)", ptx)
 
 
 def test_two_processes_make_the_same_bytes_whatever_the_environment(

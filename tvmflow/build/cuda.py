@@ -31,6 +31,7 @@ from tvmflow.build import nvrtc
 from tvmflow.build.numerics import cuda_options
 from tvmflow.config import NumericsSection
 from tvmflow.errors import CompileError, SetupError, TargetError, TvmflowError
+from tvmflow.kernels import nan
 
 INSTALL_HINT = "pip install 'tvmflow[cuda]', or install the CUDA 13 toolkit"
 _CALLBACK = "tvm_callback_cuda_compile"
@@ -136,7 +137,7 @@ def compile_step(arch: str, numerics: NumericsSection, keep_ptx: Path | None = N
 
     def compile_kernels(source: str) -> bytes:
         try:
-            compiled = compile_source(source, arch, numerics)
+            compiled = compile_source(nan.propagate(source), arch, numerics)
         except TvmflowError as exc:
             failures.append(exc)  # on its way through TVM the exception would lose its type
             raise
