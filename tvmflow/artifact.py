@@ -215,7 +215,7 @@ def read_manifest(path: Path) -> Manifest:
         stated = body.pop("manifest_sha256", None)
     except FileNotFoundError:
         raise ArtifactError(f"{path}: no artifact is there", "`tvmflow compile` makes one") from None
-    except (OSError, KeyError, ValueError, AttributeError, zipfile.BadZipFile) as exc:
+    except (OSError, KeyError, ValueError, AttributeError, TypeError, zipfile.BadZipFile) as exc:
         raise ArtifactError(f"{path}: not an artifact: {exc}", "give what `tvmflow compile` wrote") from None
     version = body.get("format_version")
     if version != FORMAT_VERSION:
