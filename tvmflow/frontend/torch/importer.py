@@ -1,0 +1,187 @@
+"""PyTorch -> Model: torch.export, decompositions, TVM's importer, and names that stay.
+
+Used inside a process of its own. See torch_source for what a source is, torch_checks for what is refused,
+torch_decompositions and torch_ops for what is done differently from TVM's importer.
+"""
+
+from __future__ import annotations
+
+import re
+import traceback
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import tvm
+from torch.utils import _pytree as pytree
+from tvm import relax
+from tvm.relax.frontend.torch import from_exported_program
+
+from tvmflow.artifact import Signature, TensorSpec
+from tvmflow.config import ModelInput
+from tvmflow.errors import ModelError, TvmflowError, UnsupportedError
+from tvmflow.frontend.model import Model
+from tvmflow.frontend.torch.checks import operator_name, refuse
+from tvmflow.frontend.torch.decompositions import table
+from tvmflow.frontend.torch.ops import convert_map, known_operators
+from tvmflow.frontend.torch.shapes import export_arguments, export_shapes, resized, symbol_names
+from tvmflow.frontend.torch.source import (
+    Source,
+    example_inputs,
+    load_entry,
+    load_program,
+    named_outputs,
+    run_eager,
+    tensor_placeholders,
+)
+
+__all__ = ["Source", "example_inputs", "load", "load_entry", "load_program", "resized", "run_eager"]
+
+Program = torch.export.ExportedProgram
+ASSERTIONS = {"_assert_async.msg", "_assert_async.default"}
+SIZE_CHECKS = {"_assert_scalar.default", "sym_constrain_range_for_size.default", "_assert_tensor_metadata.default",
+               "sym_constrain_range.default"}
+# Operators through which an index reaches its table unchanged.
+CARRIERS = {"view", "clone", "_to_copy", "unsqueeze", "squeeze", "expand", "slice", "permute", "alias", "select"}
+
+
+def load(source: Source, model_inputs: Mapping[str, ModelInput], dims: Mapping[str, int]) -> Model:
+    """Imports `source`; weights, buffers and inputs that are no tensors become constants.
+
+    `model_inputs` renames or fixes the axes of inputs, `dims` fixes dynamic dimensions by name; the others stay
+    symbolic. Raises ConfigError for names the model does not have, ModelError when torch.export refuses the module,
+    UnsupportedError with everything that cannot be compiled.
+    """
+    source = resized(source, model_inputs, dims)
+    program = _decomposed(source)
+    names = symbol_names(source, program)
+    notes = _drop_assertions(program)
+    refuse(program, source.where, known_operators())
+    outputs = _keep_tensors(program)
+    mod = _imported(source, program)
+    mod = _renamed(mod, names)
+    return Model(mod, _signature(source, program, mod, outputs), notes)
+
+
+def _decomposed(source: Source) -> Program:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's advice to exporters; what matters is raised
+        try:
+            program = source.program
+            if program is None:
+                args, kwargs = export_arguments(source)
+                program = torch.export.export(source.module, args, kwargs or None,
+                                              dynamic_shapes=export_shapes(source), strict=False)
+            return program.run_decompositions(table())
+        except Exception as exc:
+            lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
+            reason = " ".join(lines[:3])[:400] or type(exc).__name__
+            raise ModelError(f"{source.where}: torch.export failed: {type(exc).__name__}: {reason}",
+                             "torch.export needs code whose control flow does not depend on values; a dimension that the"
+                             " code fixes cannot be dynamic", traceback.format_exc()) from exc
+
+
+def _drop_assertions(program: Program) -> tuple[str, ...]:
+    """Takes out run-time checks; those of values are noted, those of sizes hold by the signature."""
+    dropped = 0
+    for node in list(program.graph.nodes):
+        name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
+        if name in ASSERTIONS | SIZE_CHECKS:
+            dropped += name in ASSERTIONS
+            program.graph.erase_node(node)
+    program.graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output"))
+    return (f"{dropped} run-time assertions on values were left out",) if dropped else ()
+
+
+def _keep_tensors(program: Program) -> list[str]:
+    """Drops inputs and outputs that are no tensors from the graph; returns the names of the outputs that stay."""
+    signature, graph = program.graph_signature, program.graph
+    tensors = {node.name for node in tensor_placeholders(program)}
+    for node in list(graph.nodes):
+        if node.op == "placeholder" and node.name in signature.user_inputs and node.name not in tensors:
+            graph.erase_node(node)
+    kept = [spec for spec in signature.input_specs if spec.kind.name != "USER_INPUT" or spec.arg.name in tensors]
+    signature.input_specs[:] = kept
+    out = graph.output_node()
+    values = list(out.args[0])
+    named = named_outputs(pytree.tree_unflatten(list(range(len(values))), program.call_spec.out_spec))
+    stay = [i for i, value in enumerate(values) if isinstance(value, torch.fx.Node)]
+    if not stay:
+        raise UnsupportedError("the module returns no tensor", "return at least one tensor")
+    out.args = (tuple(values[i] for i in stay),)
+    signature.output_specs[:] = [signature.output_specs[i] for i in stay]
+    return [named[i][0] for i in stay]
+
+
+def _imported(source: Source, program: Program) -> tvm.IRModule:
+    operators = {node.target.__name__ for node in program.graph.nodes if node.op == "call_function"}
+    for tensors in (program.state_dict, program.constants):
+        for name, tensor in tensors.items():
+            if isinstance(tensor, torch.Tensor):
+                tensors[name] = tensor.detach().contiguous()
+    try:
+        return from_exported_program(
+            program, unwrap_unit_return_tuple=True, run_ep_decomposition=False,
+            custom_convert_map=convert_map(operators))
+    except TvmflowError as exc:
+        raise type(exc)(f"{source.where}: {exc.message}", exc.hint, exc.details) from exc
+    except Exception as exc:
+        raise UnsupportedError(f"{source.where}: TVM's importer fails: {str(exc).strip().splitlines()[-1:]}",
+                               "report it with the module; --debug shows the trace", traceback.format_exc()) from exc
+
+
+def _renamed(mod: tvm.IRModule, names: Mapping[str, str]) -> tvm.IRModule:
+    """Gives torch's symbols their stable names; symbols of one name become one dimension.
+
+    torch's lower bound of 2 is left out: it stands for "not traced at 0 or 1", and TVM would simplify by it.
+    """
+    variables = {name: tvm.tirx.Var(name, "int64") for name in sorted(set(names.values()))}
+    binding = {symbol: variables[name] for symbol, name in names.items()}
+    limits = (mod["main"].attrs or {}).get("tir_var_upper_bound", {})
+    upper = {names[symbol]: int(limit) for symbol, limit in limits.items() if symbol in names}
+    main = relax.transform.BindSymbolicVars(binding, "main")(mod)["main"]
+    for key in ("tir_var_lower_bound", "tir_var_upper_bound"):
+        main = main.without_attr(key)
+    return tvm.IRModule({"main": main.with_attr("tir_var_upper_bound", upper) if upper else main})
+
+
+def _signature(source: Source, program: Program, mod: tvm.IRModule, outputs: Sequence[str]) -> Signature:
+    ranges = {node.name: _index_range(node) for node in tensor_placeholders(program)}
+    inputs = [_spec(name, param.ty, ranges[node.name]) for name, param, node in zip(
+        source.inputs, mod["main"].params, tensor_placeholders(program), strict=True)]
+    result = mod["main"].ret_ty
+    types = list(result.fields) if isinstance(result, relax.TupleType) else [result]
+    return Signature(inputs=tuple(inputs),
+                     outputs=tuple(_spec(name, typed) for name, typed in zip(_unique(outputs), types, strict=True)))
+
+
+def _spec(name: str, typed: relax.TensorType, limits: tuple[float, float] | None = None) -> TensorSpec:
+    shape = tuple(int(size) if isinstance(size, tvm.tirx.IntImm) else _text(size) for size in typed.shape)
+    return TensorSpec(name=name, dtype=str(typed.dtype), shape=shape, range=limits)
+
+
+def _text(size: Any) -> str:
+    """A dimension's name, or an expression of names: "2 * height"."""
+    return re.sub(r"T\.int64\((-?\d+)\)", r"\1", str(size))
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    seen: dict[str, int] = {}
+    unique = []
+    for name in names:
+        count = seen.get(name, 0)
+        seen[name] = count + 1
+        unique.append(f"{name}_{count}" if count else name)
+    return unique
+
+
+def _index_range(node: torch.fx.Node) -> tuple[float, float] | None:
+    """For an input that picks rows of a table: the rows there are."""
+    for user in node.users:
+        name = operator_name(user).removeprefix("aten.").split(".")[0]
+        if name == "embedding" and user.args[1] is node:
+            return 0, int(user.args[0].meta["val"].shape[0]) - 1
+        if name in CARRIERS and (found := _index_range(user)):
+            return found
+    return None
