@@ -28,9 +28,7 @@ def main() -> None:
     debug = "--debug" in sys.argv
     try:
         cli(standalone_mode=False)
-    except click.exceptions.Abort:
-        sys.exit(EXIT_INTERRUPTED)
-    except KeyboardInterrupt:
+    except (click.exceptions.Abort, KeyboardInterrupt):
         click.echo("interrupted; nothing was left behind", err=True)
         sys.exit(EXIT_INTERRUPTED)
     except click.ClickException as exc:

@@ -56,10 +56,7 @@ def run_artifact(path: Path, inputs: Path | int, outputs: Path | None, threads: 
     """Runs an artifact on the arrays of an .npz file, or on inputs drawn with a seed; writes the outputs to `outputs`."""
     with artifact.opened(path) as (folder, manifest):
         feeds = read_npz(inputs) if isinstance(inputs, Path) else _drawn(manifest, inputs).inputs
-        (results,), _ = process.call(
-            "tvmflow.children:run", folder, [feeds], threads, what="running the library", error=ArtifactError,
-            env=RUN_ENV,
-        )  # fmt: skip
+        (results,) = _run(folder, manifest, [feeds], threads, ArtifactError)
     named = dict(zip((spec.name for spec in manifest.signature.outputs), results, strict=True))
     if outputs is not None:
         write_npz(outputs, named)
@@ -124,22 +121,34 @@ def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
 def _build(cfg: Config, folder: Path, options: Options) -> Manifest:
     if options.dump_ir is not None:
         options.dump_ir.mkdir(parents=True, exist_ok=True)
-    manifest, usage = process.call(
-        "tvmflow.children:build", cfg, folder, options.dump_ir, what="compiling", env=_build_env(cfg),
-        on_event=options.on_event,
-    )  # fmt: skip
+    with _cuda_env(cfg.target.kind) as env:
+        manifest, usage = process.call(
+            "tvmflow.children:build", cfg, folder, options.dump_ir, what="compiling", env=env, on_event=options.on_event
+        )
     built: Manifest = manifest.model_copy(update={"peak_rss_bytes": usage.peak_rss_bytes})
     artifact.write_manifest(folder, built)
     return built
 
 
-def _build_env(cfg: Config) -> dict[str, str]:
-    if cfg.target.kind != "cuda":
-        return {}
+@contextmanager
+def _cuda_env(kind: str) -> Iterator[dict[str, str]]:
+    """The variables with which TVM's CUDA run time loads in a child, with or without a driver."""
+    if kind != "cuda":
+        yield {}
+        return
     from tvmflow.build import cuda
 
-    cache = Path(tempfile.gettempdir()) / "tvmflow-cuda-stub"
-    return cuda.loader_env(cache)
+    with tempfile.TemporaryDirectory(prefix="tvmflow-") as stub:
+        yield cuda.loader_env(Path(stub))
+
+
+def _run(folder: Path, manifest: Manifest, feeds: Sequence[Mapping[str, np.ndarray]], threads: int | None,
+         error: type[TvmflowError]) -> list[list[np.ndarray]]:  # fmt: skip
+    with _cuda_env(manifest.target.kind) as env:
+        results, _ = process.call(
+            "tvmflow.children:run", folder, feeds, threads, what="running the library", error=error, env=RUN_ENV | env
+        )
+    return list(results)
 
 
 def _with_verdict(cfg: Config, folder: Path, manifest: Manifest, options: Options) -> Manifest:
@@ -198,10 +207,7 @@ def _verdict(cfg: Config, folder: Path, manifest: Manifest, on_event: OnEvent) -
     on_event("running the reference")
     feeds, reference, want = _reference(cfg, manifest)
     on_event("running the library")
-    got, _ = process.call(
-        "tvmflow.children:run", folder, [f.inputs for f in feeds], None, what="running the library",
-        error=VerifyError, env=RUN_ENV,
-    )  # fmt: skip
+    got = _run(folder, manifest, [f.inputs for f in feeds], None, VerifyError)
     runs = tuple(
         verify.compare(manifest.signature, f, g, w, cfg.verify) for f, g, w in zip(feeds, got, want, strict=True)
     )

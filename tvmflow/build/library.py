@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import platform
+import shutil
 from collections import Counter
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import tvm
@@ -13,6 +17,7 @@ from tvm.tirx import IntImm, PrimFunc
 
 from tvmflow.artifact import ALIGNMENT, CONSTANTS, LIBRARY, Constant, Kernel
 from tvmflow.errors import CompileError
+from tvmflow.kernels.default import RULE_ATTR, UNSCHEDULED
 from tvmflow.target import Target
 
 CROSS_COMPILERS = {"aarch64": "aarch64-linux-gnu-gcc", "x86_64": "x86_64-linux-gnu-gcc"}
@@ -51,15 +56,10 @@ def contents(scheduled: tvm.IRModule, lowered: tvm.IRModule) -> Contents:
     kernels = []
     for var, function in scheduled.functions.items():
         if isinstance(function, PrimFunc):
-            done = bool(function.attrs.get("tirx.is_scheduled", False)) if function.attrs else False
-            kernels.append(
-                Kernel(
-                    name=var.name_hint,
-                    origin="default schedule" if done else "unscheduled",
-                    rule="DLight" if done else "loops as legalised",
-                    calls=calls.pop(var.name_hint, 0),
-                )
-            )
+            done = "tirx.is_scheduled" in function.attrs
+            rule = str(function.attrs.get(RULE_ATTR, "DLight" if done else UNSCHEDULED))
+            origin: Literal["default schedule", "unscheduled"] = "default schedule" if done else "unscheduled"
+            kernels.append(Kernel(name=var.name_hint, origin=origin, rule=rule, calls=calls.pop(var.name_hint, 0)))
     outside = [
         Kernel(name=name, origin="external", rule="function of the run time", calls=count)
         for name, count in calls.items()
@@ -70,12 +70,7 @@ def contents(scheduled: tvm.IRModule, lowered: tvm.IRModule) -> Contents:
 
 def versions() -> dict[str, str]:
     """What the build's bytes depend on, beside the config."""
-    from importlib.metadata import version
-
-    import tvmflow
-
-    packages = ("apache-tvm", "apache-tvm-ffi", "onnx", "onnxscript", "numpy")
-    return {"tvmflow": tvmflow.__version__, **{name: version(name) for name in packages}}
+    return {name: version(name) for name in ("tvmflow", "apache-tvm", "apache-tvm-ffi", "onnx", "onnxscript", "numpy")}
 
 
 def _calls(lowered: tvm.IRModule) -> tuple[Counter[str], int | None]:
@@ -90,7 +85,7 @@ def _calls(lowered: tvm.IRModule) -> tuple[Counter[str], int | None]:
         if name is not None:
             counts[str(name)] += 1
         if getattr(node.op, "name", "") == "relax.vm.alloc_storage":
-            size = node.args[0].values[0]
+            size = node.args[0].values[0] if isinstance(node.args[0], relax.ShapeExpr) else None
             sizes.append(int(size) if isinstance(size, IntImm) else None)
 
     relax.analysis.post_order_visit(lowered["main"], visit)
@@ -99,9 +94,6 @@ def _calls(lowered: tvm.IRModule) -> tuple[Counter[str], int | None]:
 
 
 def _linker(target: Target) -> dict[str, str]:
-    import platform
-    import shutil
-
     if target.machine == platform.machine():
         return {}
     compiler = CROSS_COMPILERS.get(target.machine, f"{target.machine}-linux-gnu-gcc")

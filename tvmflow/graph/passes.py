@@ -18,6 +18,7 @@ from tvm.relax.backend import DispatchSampling, DispatchSortScan
 from tvm.s_tir import dlight
 
 from tvmflow.graph.constants import FoldConstantViews
+from tvmflow.kernels.default import DefaultSchedule
 
 CONV_LAYOUTS = {"relax.nn.conv2d": ["NHWC", "HWIO"]}
 
@@ -114,9 +115,9 @@ def lower_steps() -> tuple[Step, ...]:
 
 
 def schedule_steps(kind: str) -> tuple[Step, ...]:
-    """Default schedules for kernels that have none: on a GPU they could not be built without thread bindings."""
+    """Default schedules for the kernels that have none."""
     if kind != "cuda":
-        return ()
+        return (Step("DefaultSchedule", "register tiles and vectors for untuned kernels", DefaultSchedule()),)
     gpu = dlight.gpu
     rules = (gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback())
     return (Step("ApplyDefaultSchedule", "DLight schedules for untuned kernels", dlight.ApplyDefaultSchedule(*rules)),)
