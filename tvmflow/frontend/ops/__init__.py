@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tvmflow.frontend.ops import activation, arithmetic, indexing, normalisation, reduction, shaping
+from tvmflow.frontend.ops import activation, arithmetic, indexing, linear, normalisation, pooling, reduction, resize, shaping
 from tvmflow.frontend.ops.node import UPSTREAM, Converters, converter_class
 
-FAMILIES: tuple[Converters, ...] = (activation.CONVERTERS, arithmetic.CONVERTERS, indexing.CONVERTERS, shaping.CONVERTERS, reduction.CONVERTERS, normalisation.CONVERTERS)
+FAMILIES: tuple[Converters, ...] = (activation.CONVERTERS, arithmetic.CONVERTERS, indexing.CONVERTERS, shaping.CONVERTERS, reduction.CONVERTERS, normalisation.CONVERTERS, pooling.CONVERTERS, linear.CONVERTERS, resize.CONVERTERS)
 INLINE: frozenset[str] = frozenset()
 FOREIGN: frozenset[tuple[str, str]] = frozenset()
 

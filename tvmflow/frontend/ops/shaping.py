@@ -11,6 +11,7 @@ from tvm import relax, tirx
 from tvmflow.frontend.ops.guard import require
 from tvmflow.frontend.ops.node import FLOATS, Converters, Node, dtype_of, numpy_dtype, scalar
 
+INT_MAX = (2**31 - 1, 2**63 - 1)
 PAD_MODES = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}
 
 
@@ -83,6 +84,43 @@ def _with_borders(op: Any, x: Any, widths: list[int], value: Any) -> Any:
         parts = [part for part in (before, x, after) if part is not None]
         x = op.concat(parts, axis=axis) if len(parts) > 1 else x
     return x
+
+
+def _slice(node: Node) -> Any:
+    """Places as Python's slices clamp them, so that TVM gets none beyond the ends and none that run backwards."""
+    if node.opset < 10:
+        starts, ends = (np.array(node.ints(name, ())) for name in ("starts", "ends"))
+        axes: Any = np.array(node.ints("axes", range(len(starts))))
+        steps: Any = np.ones(len(starts), "int64")
+    else:
+        values = [node.constant(i) for i in range(1, 5)]
+        if isinstance(node.inputs[0], relax.ShapeExpr) or any(node.has(i + 1) and values[i] is None for i in range(4)):
+            return node.upstream()
+        starts, ends, axes, steps = values  # type: ignore[assignment] # the first two are no options
+    axes = [node.axis(int(axis)) for axis in (range(len(starts)) if axes is None else axes)]
+    steps = [1] * len(starts) if steps is None else [int(step) for step in steps]
+    dims = node.dims()
+    if not all(isinstance(dims[axis], int) for axis in axes):
+        return node.op.strided_slice(node.x, axes, [int(s) for s in starts], [int(e) for e in ends], steps)
+    begin, end = [], []
+    for axis, start, stop, step in zip(axes, starts, ends, steps, strict=True):
+        places = _places(dims[axis], int(start), int(stop), step)
+        begin.append(places[0] if places else 0)
+        after = places[-1] + (1 if step > 0 else -1) if places else 0
+        end.append(after if after >= 0 else -dims[axis] - 1)
+    return node.op.strided_slice(node.x, axes, begin, end, steps)
+
+
+def _places(size: int, start: int, stop: int, step: int) -> range:
+    """What a slice takes: ends before the front or beyond the end are clamped, as the standard says, to elements.
+
+    The highest integers mean the end in the direction of the step, as ONNX Runtime has it.
+    """
+    start, stop = (value + size if value < 0 else value for value in (start, stop))
+    if step > 0:
+        return range(min(max(start, 0), size), min(max(stop, 0), size), step)
+    stop = -1 if stop in INT_MAX else min(max(stop, -1), size - 1)
+    return range(min(max(start, 0), size - 1), stop, step)
 
 
 def _expand(node: Node) -> Any:
@@ -215,6 +253,7 @@ def _size(node: Node) -> Any:
 
 CONVERTERS: Converters = {
     "Pad": {1: _pad_by_attributes, 11: _pad},
+    "Slice": {1: _slice},
     "Expand": {8: _expand},
     "Reshape": {5: _reshape},
     "Tile": {6: _tile},
