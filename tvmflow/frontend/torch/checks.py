@@ -1,25 +1,34 @@
-"""What in an exported program cannot be compiled, all of it at once, with the place in the user's code."""
+"""What in an exported program cannot be compiled: all of it at once, with the place in the user's code."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Set
+from typing import Any
 
 import torch
+from torch.export import ExportedProgram
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from tvmflow.errors import UnsupportedError
 
-Program = torch.export.ExportedProgram
-Node = torch.fx.Node
-
-TRAINING = {"native_dropout.default", "_native_batch_norm_legit_functional.default", "_native_batch_norm_legit.default",
-            "rrelu_with_noise_functional.default", "dropout.default"}
-# Their second result, the positions, is imported as zeros.
-POOLS_WITH_INDICES = {"max_pool2d_with_indices", "max_pool3d_with_indices"}
+TRAINING = {
+    "dropout.default", "native_dropout.default", "_native_batch_norm_legit.default",
+    "_native_batch_norm_legit_functional.default", "rrelu_with_noise_functional.default",
+}
+STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
+POOLS_WITH_POSITIONS = {"max_pool2d_with_indices.default", "max_pool3d_with_indices.default"}
 PLAIN_MODULES = {"_operator", "math", "torch"}
+# Our decompositions leave these only where they cannot say it otherwise.
+LEFT_OVER = {
+    "_upsample_bilinear2d_aa.default": "antialias=True needs fixed sizes and align_corners=False",
+    "adaptive_max_pool2d.default": "the size must be a multiple of the output size",
+    "as_strided.default": "the tensor must be contiguous",
+    "index.Tensor": "a mask selects a number of elements that depends on values; use torch.where",
+    "index_put.default": "assignment to a mask takes one value; use torch.where for several",
+}
 
 
-def refuse(program: Program, where: str, known: Set[str]) -> None:
+def refuse(program: ExportedProgram, where: str, known: Set[str]) -> None:
     """Raises one UnsupportedError that lists everything in `program` that cannot be compiled.
 
     `program` is decomposed; `known` holds the names of the operators that have a converter ("add.Tensor").
@@ -30,24 +39,24 @@ def refuse(program: Program, where: str, known: Set[str]) -> None:
             reason = next(filter(None, (check(node, known) for check in NODE_CHECKS)), None)
             if reason:
                 faults.append(f"{operator_name(node)} (node `{node.name}`{place(node)}): {reason}")
-    if not faults:
-        return
     unique = list(dict.fromkeys(faults))
-    count = "cannot be compiled" if len(unique) == 1 else f"{len(unique)} things cannot be compiled"
-    raise UnsupportedError(f"{where}: {count}:\n" + "\n".join(f"  {fault}" for fault in unique),
-                           "change the model's code at the places named")
+    if unique:
+        count = "cannot be compiled" if len(unique) == 1 else f"{len(unique)} things cannot be compiled"
+        raise UnsupportedError(f"{where}: {count}:\n" + "\n".join(f"  {fault}" for fault in unique),
+                               "change the model's code at the places named")
 
 
-def operator_name(node: Node) -> str:
+def operator_name(node: Any) -> str:
     """"aten.add.Tensor", or a Python function's name."""
-    return str(node.target) if isinstance(node.target, torch._ops.OpOverload) else getattr(
-        node.target, "__name__", str(node.target))
+    if isinstance(node.target, torch._ops.OpOverload):
+        return str(node.target)
+    return getattr(node.target, "__name__", str(node.target))
 
 
-def place(node: Node) -> str:
-    """", model.py:12 `x = torch.foo(x)`", where torch knows the line."""
+def place(node: Any) -> str:
+    """", model.py:12 `x = torch.foo(x)`", where PyTorch kept the line."""
     lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip()]
-    starts = [i for i, line in enumerate(lines) if line.startswith("File ") and "site-packages/torch" not in line]
+    starts = [i for i, line in enumerate(lines) if line.startswith('File "') and "site-packages/torch" not in line]
     if not starts:
         return ""
     file, line, *_ = lines[starts[-1]].removeprefix("File ").split(", ")
@@ -55,21 +64,24 @@ def place(node: Node) -> str:
     return f', {file.strip(chr(34)).rsplit("/", 1)[-1]}:{line.removeprefix("line ")} `{code}`'
 
 
-def _mutations(program: Program) -> Iterator[str]:
+def _mutations(program: ExportedProgram) -> Iterator[str]:
     signature = program.graph_signature
     buffers = set(signature.buffers_to_mutate.values())
-    if any(name.endswith(("running_mean", "running_var", "num_batches_tracked")) for name in buffers):
+    statistics = {name for name in buffers if name.endswith(STATISTICS)}
+    if statistics:
         yield "a normalisation layer is in training mode and updates its statistics: call .eval() on the module"
-        buffers = {name for name in buffers
-                   if not name.endswith(("running_mean", "running_var", "num_batches_tracked"))}
-    for name in sorted(buffers):
-        yield f"the module writes to its buffer `{name}`; a library keeps no state: take it as an input and return it"
+    for name in sorted(buffers - statistics):
+        yield (f"the module writes to its buffer `{name}`, but a library keeps no state:"
+               " take it as an input and return it")
     for name in signature.user_inputs_to_mutate.values():
         yield f"the module writes into its input `{name}`; return a new tensor instead"
 
 
-def _edges(program: Program) -> Iterator[str]:
-    for kind, nodes in (("input", _user_nodes(program)), ("output", _output_nodes(program))):
+def _edges(program: ExportedProgram) -> Iterator[str]:
+    names = set(program.graph_signature.user_inputs)
+    inputs = [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
+    outputs = [node for node in program.graph.output_node().args[0] if isinstance(node, torch.fx.Node)]
+    for kind, nodes in (("input", inputs), ("output", outputs)):
         for node in nodes:
             value = node.meta.get("val")
             if isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool):
@@ -78,42 +90,17 @@ def _edges(program: Program) -> Iterator[str]:
                 yield f"{kind} `{node.name}` is bfloat16, which arrays do not have: cast to float32 at the edge"
 
 
-def _user_nodes(program: Program) -> list[Node]:
-    names = set(program.graph_signature.user_inputs)
-    return [node for node in program.graph.nodes if node.op == "placeholder" and node.name in names]
-
-
-def _output_nodes(program: Program) -> list[Node]:
-    return [node for node in program.graph.output_node().args[0] if isinstance(node, Node)]
-
-
-def _unknown(node: Node, known: Set[str]) -> str | None:
-    target = node.target
-    if isinstance(target, torch._ops.HigherOrderOperator):
-        return "control flow that depends on values; compute both sides and choose with torch.where"
-    if isinstance(target, torch._ops.OpOverload):
-        if target.namespace != "aten":
-            return "an operator of a library of its own; write it with PyTorch's operators"
-        if target.__name__ not in known:
-            return "there is no converter for it; write it with other operators"
-        return None
-    name = getattr(target, "__name__", "")
-    if getattr(target, "__module__", "") not in PLAIN_MODULES or name not in known:
-        return "there is no converter for it; keep arithmetic on sizes to + - * // %"
-    return None
-
-
-def _random(node: Node, _: Set[str]) -> str | None:
+def _random(node: Any, _: Set[str]) -> str | None:
     if not isinstance(node.target, torch._ops.OpOverload):
         return None
     if node.target.__name__ in TRAINING:
         return "a layer in training mode; call .eval() on the module"
-    if torch.Tag.nondeterministic_seeded in node.target.tags or node.target.__name__ == "exponential.default":
+    if torch.Tag.nondeterministic_seeded in node.target.tags:
         return "a random operator has no reference to compare with; take the random numbers as an input"
     return None
 
 
-def _sized_by_values(node: Node, _: Set[str]) -> str | None:
+def _sized_by_values(node: Any, _: Set[str]) -> str | None:
     values = node.meta.get("val")
     for value in values if isinstance(values, tuple | list) else [values]:
         if isinstance(value, torch.Tensor | torch.SymInt) and free_unbacked_symbols(value):
@@ -121,32 +108,40 @@ def _sized_by_values(node: Node, _: Set[str]) -> str | None:
     return None
 
 
-def _odd_tensor(node: Node, _: Set[str]) -> str | None:
+def _odd_tensor(node: Any, _: Set[str]) -> str | None:
     value = node.meta.get("val")
-    if isinstance(value, torch.Tensor):
-        if value.dtype.is_complex:
-            return "complex numbers cannot be compiled; compute real and imaginary part apart"
-        if value.layout != torch.strided:
-            return "sparse tensors cannot be compiled; call .to_dense()"
-        if value.is_quantized:
-            return "quantised tensors cannot be compiled; export the model to ONNX with QDQ instead"
+    if not isinstance(value, torch.Tensor):
+        return None
+    if value.dtype.is_complex:
+        return "complex numbers cannot be compiled; compute real and imaginary part apart"
+    if value.layout != torch.strided:
+        return "sparse tensors cannot be compiled; call .to_dense()"
+    if value.is_quantized:
+        return "quantised tensors cannot be compiled; export the model to ONNX with QDQ instead"
     return None
 
 
-def _wrong_argument(node: Node, _: Set[str]) -> str | None:
-    name = getattr(node.target, "__name__", "").split(".")[0]
-    if name == "getitem" and node.args[1] == 1:
-        source = node.args[0]
-        if isinstance(source, Node) and getattr(source.target, "__name__", "").split(".")[0] in POOLS_WITH_INDICES:
-            return "the positions of a maximum pool cannot be compiled; only its values"
-    if name == "_upsample_bilinear2d_aa":
-        return "antialias=True needs fixed sizes and align_corners=False"
-    if name in ("index", "index_put", "_unsafe_index", "_unsafe_index_put"):
-        return "assignment to a mask takes one value; use torch.where for several"
-    if name == "scatter_reduce" and (node.args[4] == "mean" or not node.kwargs.get("include_self", True)):
+def _wrong_argument(node: Any, _: Set[str]) -> str | None:
+    name = getattr(node.target, "__name__", "")
+    if name == "getitem" and node.args[1] == 1 and node.args[0].target.__name__ in POOLS_WITH_POSITIONS:
+        return "the positions of a maximum pool cannot be compiled; only its values"
+    if name == "scatter_reduce.two" and (node.args[4] == "mean" or not node.kwargs.get("include_self", True)):
         return 'reduce="mean" and include_self=False cannot be compiled'
+    return LEFT_OVER.get(name)
+
+
+def _unknown(node: Any, known: Set[str]) -> str | None:
+    target = node.target
+    if isinstance(target, torch._ops.HigherOrderOperator):
+        return "control flow that depends on values; compute both sides and choose with torch.where"
+    if isinstance(target, torch._ops.OpOverload):
+        if target.namespace != "aten":
+            return "an operator of a library of its own; write it with PyTorch's operators"
+        return None if target.__name__ in known else "there is no converter for it; write it with other operators"
+    if getattr(target, "__module__", "") not in PLAIN_MODULES or target.__name__ not in known:
+        return "there is no converter for it; keep arithmetic on sizes to + - * // %"
     return None
 
 
-NODE_CHECKS: tuple[Callable[[Node, Set[str]], str | None], ...] = (
+NODE_CHECKS: tuple[Callable[[Any, Set[str]], str | None], ...] = (
     _random, _sized_by_values, _odd_tensor, _wrong_argument, _unknown)

@@ -1,7 +1,7 @@
 """PyTorch -> Model: torch.export, decompositions, TVM's importer, and names that stay.
 
-Used inside a process of its own. See torch_source for what a source is, torch_checks for what is refused,
-torch_decompositions and torch_ops for what is done differently from TVM's importer.
+`source` says what a source is, `shapes` what is dynamic, `checks` what is refused; `decompositions` and `operators`
+hold what is done otherwise than in TVM's importer, `conversion` holds every conversion against PyTorch's types.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 import tvm
+from torch.export import ExportedProgram
 from torch.utils import _pytree as pytree
 from tvm import relax
 from tvm.relax.frontend.torch import from_exported_program
@@ -23,67 +24,57 @@ from tvmflow.config import ModelInput
 from tvmflow.errors import ModelError, TvmflowError, UnsupportedError
 from tvmflow.frontend.model import Model
 from tvmflow.frontend.torch.checks import operator_name, refuse
+from tvmflow.frontend.torch.conversion import convert_map, known_operators
 from tvmflow.frontend.torch.decompositions import table
-from tvmflow.frontend.torch.ops import convert_map, known_operators
 from tvmflow.frontend.torch.shapes import export_arguments, export_shapes, resized, symbol_names
-from tvmflow.frontend.torch.source import (
-    Source,
-    example_inputs,
-    load_entry,
-    load_program,
-    named_outputs,
-    run_eager,
-    tensor_placeholders,
-)
+from tvmflow.frontend.torch.source import Source, named_outputs, tensor_placeholders
 
-__all__ = ["Source", "example_inputs", "load", "load_entry", "load_program", "resized", "run_eager"]
-
-Program = torch.export.ExportedProgram
 ASSERTIONS = {"_assert_async.msg", "_assert_async.default"}
-SIZE_CHECKS = {"_assert_scalar.default", "sym_constrain_range_for_size.default", "_assert_tensor_metadata.default",
-               "sym_constrain_range.default"}
+SIZE_CHECKS = {
+    "_assert_scalar.default", "_assert_tensor_metadata.default", "sym_constrain_range.default",
+    "sym_constrain_range_for_size.default",
+}
 # Operators through which an index reaches its table unchanged.
-CARRIERS = {"view", "clone", "_to_copy", "unsqueeze", "squeeze", "expand", "slice", "permute", "alias", "select"}
+CARRIERS = {"alias", "clone", "expand", "permute", "select", "slice", "squeeze", "_to_copy", "unsqueeze", "view"}
 
 
 def load(source: Source, model_inputs: Mapping[str, ModelInput], dims: Mapping[str, int]) -> Model:
     """Imports `source`; weights, buffers and inputs that are no tensors become constants.
 
     `model_inputs` renames or fixes the axes of inputs, `dims` fixes dynamic dimensions by name; the others stay
-    symbolic. Raises ConfigError for names the model does not have, ModelError when torch.export refuses the module,
-    UnsupportedError with everything that cannot be compiled.
+    symbolic. Raises ConfigError for names that the model does not have, ModelError when torch.export refuses the
+    module, UnsupportedError with everything that cannot be compiled.
     """
     source = resized(source, model_inputs, dims)
     program = _decomposed(source)
     names = symbol_names(source, program)
     notes = _drop_assertions(program)
     refuse(program, source.where, known_operators())
-    outputs = _keep_tensors(program)
-    mod = _imported(source, program)
-    mod = _renamed(mod, names)
-    return Model(mod, _signature(source, program, mod, outputs), notes)
+    outputs = _keep_tensors(program, source.where)
+    mod = _renamed(_imported(source, program), names)
+    return Model(mod, _signature(source, program, mod["main"], outputs), notes)
 
 
-def _decomposed(source: Source) -> Program:
+def _decomposed(source: Source) -> ExportedProgram:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's advice to exporters; what matters is raised
+        warnings.simplefilter("ignore")  # PyTorch's advice to authors of modules; what matters is raised
         try:
             program = source.program
             if program is None:
                 args, kwargs = export_arguments(source)
-                program = torch.export.export(source.module, args, kwargs or None,
-                                              dynamic_shapes=export_shapes(source), strict=False)
+                program = torch.export.export(
+                    source.module, args, kwargs, dynamic_shapes=export_shapes(source), strict=False)
             return program.run_decompositions(table())
         except Exception as exc:
             lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
-            reason = " ".join(lines[:3])[:400] or type(exc).__name__
-            raise ModelError(f"{source.where}: torch.export failed: {type(exc).__name__}: {reason}",
-                             "torch.export needs code whose control flow does not depend on values; a dimension that the"
-                             " code fixes cannot be dynamic", traceback.format_exc()) from exc
+            raise ModelError(
+                f"{source.where}: torch.export failed: {type(exc).__name__}: {' '.join(lines[:3])[:400]}",
+                "torch.export needs code whose control flow does not depend on values, and a dimension that the code"
+                " fixes cannot be dynamic", traceback.format_exc()) from exc
 
 
-def _drop_assertions(program: Program) -> tuple[str, ...]:
-    """Takes out run-time checks; those of values are noted, those of sizes hold by the signature."""
+def _drop_assertions(program: ExportedProgram) -> tuple[str, ...]:
+    """Takes out run-time checks: those of values are noted, those of sizes hold by the signature."""
     dropped = 0
     for node in list(program.graph.nodes):
         name = getattr(node.target, "__name__", "") if node.op == "call_function" else ""
@@ -94,32 +85,32 @@ def _drop_assertions(program: Program) -> tuple[str, ...]:
     return (f"{dropped} run-time assertions on values were left out",) if dropped else ()
 
 
-def _keep_tensors(program: Program) -> list[str]:
+def _keep_tensors(program: ExportedProgram, where: str) -> list[str]:
     """Drops inputs and outputs that are no tensors from the graph; returns the names of the outputs that stay."""
     signature, graph = program.graph_signature, program.graph
     tensors = {node.name for node in tensor_placeholders(program)}
+    dropped = set(signature.user_inputs) - tensors
     for node in list(graph.nodes):
-        if node.op == "placeholder" and node.name in signature.user_inputs and node.name not in tensors:
+        if node.op == "placeholder" and node.name in dropped:
             graph.erase_node(node)
-    kept = [spec for spec in signature.input_specs if spec.kind.name != "USER_INPUT" or spec.arg.name in tensors]
-    signature.input_specs[:] = kept
-    out = graph.output_node()
-    values = list(out.args[0])
+    signature.input_specs[:] = [
+        spec for spec in signature.input_specs if spec.kind.name != "USER_INPUT" or spec.arg.name in tensors]
+    values = list(graph.output_node().args[0])
     named = named_outputs(pytree.tree_unflatten(list(range(len(values))), program.call_spec.out_spec))
     stay = [i for i, value in enumerate(values) if isinstance(value, torch.fx.Node)]
     if not stay:
-        raise UnsupportedError("the module returns no tensor", "return at least one tensor")
-    out.args = (tuple(values[i] for i in stay),)
+        raise UnsupportedError(f"{where}: the module returns no tensor", "return at least one tensor")
+    graph.output_node().args = (tuple(values[i] for i in stay),)
     signature.output_specs[:] = [signature.output_specs[i] for i in stay]
     return [named[i][0] for i in stay]
 
 
-def _imported(source: Source, program: Program) -> tvm.IRModule:
-    operators = {node.target.__name__ for node in program.graph.nodes if node.op == "call_function"}
+def _imported(source: Source, program: ExportedProgram) -> tvm.IRModule:
     for tensors in (program.state_dict, program.constants):
         for name, tensor in tensors.items():
             if isinstance(tensor, torch.Tensor):
                 tensors[name] = tensor.detach().contiguous()
+    operators = {node.target.__name__ for node in program.graph.nodes if node.op == "call_function"}
     try:
         return from_exported_program(
             program, unwrap_unit_return_tuple=True, run_ep_decomposition=False,
@@ -127,14 +118,15 @@ def _imported(source: Source, program: Program) -> tvm.IRModule:
     except TvmflowError as exc:
         raise type(exc)(f"{source.where}: {exc.message}", exc.hint, exc.details) from exc
     except Exception as exc:
-        raise UnsupportedError(f"{source.where}: TVM's importer fails: {str(exc).strip().splitlines()[-1:]}",
-                               "report it with the module; --debug shows the trace", traceback.format_exc()) from exc
+        reason = (str(exc).strip().splitlines() or [type(exc).__name__])[-1]
+        raise UnsupportedError(f"{source.where}: TVM's importer fails: {reason}", "--debug shows the whole trace",
+                               traceback.format_exc()) from exc
 
 
 def _renamed(mod: tvm.IRModule, names: Mapping[str, str]) -> tvm.IRModule:
-    """Gives torch's symbols their stable names; symbols of one name become one dimension.
+    """Gives PyTorch's symbols their stable names; symbols of one name become one dimension.
 
-    torch's lower bound of 2 is left out: it stands for "not traced at 0 or 1", and TVM would simplify by it.
+    PyTorch's lower bound of 2 is left out: it means "not traced at 0 or 1", and TVM would simplify by it.
     """
     variables = {name: tvm.tirx.Var(name, "int64") for name in sorted(set(names.values()))}
     binding = {symbol: variables[name] for symbol, name in names.items()}
@@ -146,14 +138,12 @@ def _renamed(mod: tvm.IRModule, names: Mapping[str, str]) -> tvm.IRModule:
     return tvm.IRModule({"main": main.with_attr("tir_var_upper_bound", upper) if upper else main})
 
 
-def _signature(source: Source, program: Program, mod: tvm.IRModule, outputs: Sequence[str]) -> Signature:
-    ranges = {node.name: _index_range(node) for node in tensor_placeholders(program)}
-    inputs = [_spec(name, param.ty, ranges[node.name]) for name, param, node in zip(
-        source.inputs, mod["main"].params, tensor_placeholders(program), strict=True)]
-    result = mod["main"].ret_ty
-    types = list(result.fields) if isinstance(result, relax.TupleType) else [result]
-    return Signature(inputs=tuple(inputs),
-                     outputs=tuple(_spec(name, typed) for name, typed in zip(_unique(outputs), types, strict=True)))
+def _signature(source: Source, program: ExportedProgram, main: relax.Function, outputs: Sequence[str]) -> Signature:
+    inputs = [_spec(name, parameter.ty, _index_range(node)) for name, parameter, node in zip(
+        source.inputs, main.params, tensor_placeholders(program), strict=True)]
+    types = list(main.ret_ty.fields) if isinstance(main.ret_ty, relax.TupleType) else [main.ret_ty]
+    specs = [_spec(name, typed) for name, typed in zip(_unique(outputs), types, strict=True)]
+    return Signature(inputs=tuple(inputs), outputs=tuple(specs))
 
 
 def _spec(name: str, typed: relax.TensorType, limits: tuple[float, float] | None = None) -> TensorSpec:
@@ -162,7 +152,7 @@ def _spec(name: str, typed: relax.TensorType, limits: tuple[float, float] | None
 
 
 def _text(size: Any) -> str:
-    """A dimension's name, or an expression of names: "2 * height"."""
+    """A dimension's name, or an expression of names: "height * 2"."""
     return re.sub(r"T\.int64\((-?\d+)\)", r"\1", str(size))
 
 
@@ -176,7 +166,7 @@ def _unique(names: Sequence[str]) -> list[str]:
     return unique
 
 
-def _index_range(node: torch.fx.Node) -> tuple[float, float] | None:
+def _index_range(node: Any) -> tuple[float, float] | None:
     """For an input that picks rows of a table: the rows there are."""
     for user in node.users:
         name = operator_name(user).removeprefix("aten.").split(".")[0]

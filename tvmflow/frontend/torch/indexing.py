@@ -5,11 +5,13 @@ Several index tensors become one index into the merged axes; indices below zero 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from tvmflow.frontend.torch.rules import Decomposition
 
 aten = torch.ops.aten
 Index = Sequence[Tensor | None]
@@ -115,7 +117,9 @@ def _unfold(x: Tensor, dim: int, size: int, step: int) -> Tensor:
     return picked.movedim(dim + 1, -1)
 
 
-def _as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Any:
+def _as_strided(
+    x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> Any:
     """Of a tensor that is contiguous from the start of its storage: the elements picked one by one."""
     if not x.is_contiguous() or x.storage_offset() != 0:
         return NotImplemented
@@ -136,7 +140,7 @@ def _constant_pad(x: Tensor, pad: Sequence[Any], value: Any = 0) -> Any:
     return aten.constant_pad_nd.default(x, [max(amount, 0) for amount in pad], value)
 
 
-INDEXING: dict[Any, Callable[..., Any]] = {
+INDEXING: dict[Any, Decomposition] = {
     aten.index.Tensor: _index,
     aten._unsafe_index.Tensor: _index,
     aten.index_put.default: _index_put,

@@ -1,4 +1,4 @@
-"""Which dimensions of a PyTorch source are dynamic, what they are called, and a source with some of them fixed."""
+"""Which dimensions of a PyTorch source are dynamic and how they are called, and sources with some of them fixed."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.export import Dim, ExportedProgram
 from torch.utils import _pytree as pytree
 
 from tvmflow.config import ModelInput
 from tvmflow.errors import ConfigError, ModelError, UnsupportedError
 from tvmflow.frontend.torch.source import Axis, Source, replace_inputs, tensor_placeholders
-
-Dim = torch.export.Dim
 
 
 def resized(source: Source, model_inputs: Mapping[str, ModelInput], dims: Mapping[str, int]) -> Source:
@@ -23,56 +22,47 @@ def resized(source: Source, model_inputs: Mapping[str, ModelInput], dims: Mappin
     Example inputs are made longer by repeating them, so that their values keep making sense. Raises ConfigError for
     names that the model does not have and for shapes that do not fit it.
     """
-    names = list(source.inputs)
     for name in model_inputs:
-        if name not in names:
-            raise ConfigError(f"model.inputs: {source.where} has no input `{name}`", f"its inputs are {', '.join(names)}")
-    axes, sizes = [], []
-    for (name, tensor), old in zip(source.inputs.items(), source.axes, strict=True):
-        wanted = _wanted_axes(name, tensor, old, model_inputs.get(name, ModelInput()))
-        fixed = [axis if isinstance(axis, int) else dims.get(axis_name(name, i, axis)) if axis is not None else None
-                 for i, axis in enumerate(wanted)]
-        sizes.append([given or size for given, size in zip(fixed, tensor.shape, strict=True)])
-        axes.append(tuple(None if given else axis for given, axis in zip(fixed, wanted, strict=True)))
-    _check_dims(source, dims, model_inputs)
+        if name not in source.names:
+            raise ConfigError(f"model.inputs: {source.where} has no input `{name}`",
+                              f"its inputs are {', '.join(source.names)}")
+    wanted = [_wanted_axes(name, tensor, old, model_inputs.get(name, ModelInput()))
+              for (name, tensor), old in zip(source.inputs.items(), source.axes, strict=True)]
+    _check_dims(source, wanted, dims)
+    sizes = [[_fixed_size(name, i, axis, dims) for i, axis in enumerate(axes)]
+             for name, axes in zip(source.names, wanted, strict=True)]
+    axes = tuple(tuple(None if size else axis for size, axis in zip(*pair, strict=True))
+                 for pair in zip(sizes, wanted, strict=True))
     tensors = [_of_size(tensor, size) for tensor, size in zip(source.inputs.values(), sizes, strict=True)]
-    if tuple(axes) == source.axes and all(a is b for a, b in zip(tensors, source.inputs.values(), strict=True)):
-        return source
     args, kwargs = replace_inputs(source, tensors)
-    same = source.program is not None and sizes == [list(t.shape) for t in source.inputs.values()] and _only_renamed(
-        source.axes, axes)
-    return dataclasses.replace(source, args=args, kwargs=kwargs, axes=tuple(axes),
-                               names=tuple(source.inputs), program=source.program if same else None)
+    same = all(a.shape == b.shape for a, b in zip(tensors, source.inputs.values(), strict=True)) and all(
+        (a is None) == (b is None) for old, new in zip(source.axes, axes, strict=True)
+        for a, b in zip(old, new, strict=True))
+    return dataclasses.replace(source, args=args, kwargs=kwargs, axes=axes, program=source.program if same else None)
 
 
-def axis_name(input_name: str, index: int, axis: Axis) -> str:
-    """The name of a dynamic axis: the user's, or "x_dim0" for one that has none."""
-    if isinstance(axis, str) and not _is_symbol(axis):
-        return axis
-    name = getattr(axis, "__name__", None) if isinstance(axis, Dim) else None
-    return name or f"{input_name}_dim{index}"
+def symbol_names(source: Source, program: ExportedProgram) -> dict[str, str]:
+    """PyTorch's symbols ("s77") -> stable names: the one given, else "x_dim0" after the first input that has it.
 
-
-def symbol_names(source: Source, program: torch.export.ExportedProgram) -> dict[str, str]:
-    """The program's symbols ("s77") -> stable names. The first name found for a symbol counts.
-
-    Raises UnsupportedError where an input's size is an expression of others.
+    Raises UnsupportedError where an input's size is an expression of others, ModelError where one dimension has
+    two given names.
     """
-    names: dict[str, str] = {}
-    for node, (name, axes) in zip(tensor_placeholders(program), zip(source.inputs, source.axes, strict=True), strict=True):
+    given: dict[str, str] = {}
+    automatic: dict[str, str] = {}
+    for node, name, axes in zip(tensor_placeholders(program), source.names, source.axes, strict=True):
         for index, (size, axis) in enumerate(zip(node.meta["val"].shape, axes, strict=True)):
             if isinstance(size, int):
                 continue
             if not size.node.expr.is_Symbol:
-                raise UnsupportedError(f"{source.where}: axis {index} of input `{name}` has the size {size.node.expr}",
-                                       "give it a dimension of its own, or a fixed size in [model.inputs]")
-            given, symbol = axis_name(name, index, axis), str(size)
-            if _is_given(axis) and symbol in names and names[symbol] != given and not names[symbol].endswith(f"_dim{index}"):
-                raise ModelError(f"{source.where}: dimensions `{names[symbol]}` and `{given}` must be equal in this model",
-                                 "give them one name")
-            if symbol not in names or _is_given(axis):
-                names[symbol] = given
-    return names
+                raise UnsupportedError(
+                    f"{source.where}: axis {index} of input `{name}` has the size {size.node.expr}",
+                    "give it a dimension of its own, or a fixed size in [model.inputs]")
+            label = _given_name(axis)
+            automatic.setdefault(str(size), f"{name}_dim{index}")
+            if label and given.setdefault(str(size), label) != label:
+                raise ModelError(f"{source.where}: `{given[str(size)]}` and `{label}` must be equal in this model",
+                                 "give both dimensions one name")
+    return {**automatic, **given}
 
 
 def export_shapes(source: Source) -> dict[str, Any]:
@@ -85,25 +75,28 @@ def export_shapes(source: Source) -> dict[str, Any]:
 
 
 def export_arguments(source: Source) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The example inputs with dynamic axes of at least two: torch takes an axis of one for fixed."""
-    tensors = [_of_size(tensor, [max(size, 2) if axis is not None else size
+    """The example inputs with dynamic axes of at least two: torch.export takes an axis of one for fixed."""
+    tensors = [_of_size(tensor, [None if axis is None else max(size, 2)
                                  for size, axis in zip(tensor.shape, axes, strict=True)])
                for tensor, axes in zip(source.inputs.values(), source.axes, strict=True)]
     return replace_inputs(source, tensors)
 
 
 def _torch_axes(axes: Sequence[Axis]) -> dict[int, Any] | None:
-    dynamic = {i: Dim.DYNAMIC if isinstance(axis, str) else axis for i, axis in enumerate(axes) if axis is not None}
-    return dynamic or None
+    return {i: Dim.DYNAMIC if isinstance(axis, str) else axis for i, axis in enumerate(axes) if axis is not None}
 
 
-def _is_symbol(axis: str) -> bool:
-    """torch's own names of sizes: s77."""
-    return axis[:1] == "s" and axis[1:].isdigit()
+def _given_name(axis: Axis) -> str | None:
+    """The user's name of an axis. "s77" is PyTorch's own."""
+    if isinstance(axis, Dim):
+        return str(axis.__name__)
+    return axis if isinstance(axis, str) and not (axis[:1] == "s" and axis[1:].isdigit()) else None
 
 
-def _is_given(axis: Axis) -> bool:
-    return (isinstance(axis, str) and not _is_symbol(axis)) or isinstance(axis, Dim)
+def _fixed_size(name: str, index: int, axis: Axis, dims: Mapping[str, int]) -> int | None:
+    if isinstance(axis, int) or axis is None:
+        return axis
+    return dims.get(_given_name(axis) or f"{name}_dim{index}")
 
 
 def _wanted_axes(name: str, tensor: torch.Tensor, old: Sequence[Axis], given: ModelInput) -> list[Any]:
@@ -114,29 +107,24 @@ def _wanted_axes(name: str, tensor: torch.Tensor, old: Sequence[Axis], given: Mo
     if given.shape is None:
         return list(old)
     if len(given.shape) != tensor.ndim:
-        raise ConfigError(f"model.inputs.{name}: {len(given.shape)} axes given, the example input has {tensor.ndim}",
-                          f"its shape is {list(tensor.shape)}")
+        raise ConfigError(
+            f"model.inputs.{name}: {len(given.shape)} axes given, the example input has {tensor.ndim}",
+            f"its shape is {list(tensor.shape)}")
     return list(given.shape)
 
 
-def _check_dims(source: Source, dims: Mapping[str, int], model_inputs: Mapping[str, ModelInput]) -> None:
-    known = {axis_name(name, i, axis)
-             for (name, tensor), old in zip(source.inputs.items(), source.axes, strict=True)
-             for i, axis in enumerate(_wanted_axes(name, tensor, old, model_inputs.get(name, ModelInput())))
+def _check_dims(source: Source, wanted: Sequence[Sequence[Axis]], dims: Mapping[str, int]) -> None:
+    known = {_given_name(axis) or f"{name}_dim{index}"
+             for name, axes in zip(source.names, wanted, strict=True) for index, axis in enumerate(axes)
              if axis is not None and not isinstance(axis, int)}
     for name in dims:
         if name not in known:
-            listed = ", ".join(sorted(known)) or "none"
-            raise ConfigError(f"shapes.dims: {source.where} has no dimension `{name}`", f"its dimensions are: {listed}")
+            raise ConfigError(f"shapes.dims: {source.where} has no dimension `{name}`",
+                              f"its dimensions are: {', '.join(sorted(known)) or 'none'}")
 
 
-def _only_renamed(old: Sequence[Sequence[Axis]], new: Sequence[Sequence[Axis]]) -> bool:
-    return all((a is None) == (b is None) for before, after in zip(old, new, strict=True)
-               for a, b in zip(before, after, strict=True))
-
-
-def _of_size(tensor: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+def _of_size(tensor: torch.Tensor, sizes: Sequence[int | None]) -> torch.Tensor:
     for axis, size in enumerate(sizes):
-        if size != tensor.shape[axis]:
+        if size is not None and size != tensor.shape[axis]:
             tensor = tensor.index_select(axis, torch.arange(size) % tensor.shape[axis])
     return tensor

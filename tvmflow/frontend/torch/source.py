@@ -1,8 +1,8 @@
-"""PyTorch sources: an entry function of the user's or a saved torch.export program, with named inputs and outputs.
+"""PyTorch sources: an entry function of the user's or a saved torch.export program, with names for its edges.
 
 Nothing here knows TVM. Everything runs in a process of its own (tvmflow.process): the user's code is imported and
-run, and PyTorch's native code may crash. PyTorch and TVM are both native libraries with OpenMP and LLVM inside;
-either order of importing them works with the pinned versions, and this frontend keeps to one: torch, then tvm.
+run, and PyTorch's native code may crash. PyTorch and TVM both bring their thread pools and LLVM along; either order
+of importing them works with the pinned versions, and this frontend keeps to one: torch, then tvm.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ try:
     import torch
     from torch.utils import _pytree as pytree
 except ModuleNotFoundError:
-    raise SetupError("PyTorch is not installed, and this model needs it", 'pip install "tvmflow[torch]"') from None
+    raise SetupError("this model needs PyTorch, which is not installed",
+                     'pip install "tvmflow[torch]"') from None
 
 Array = np.ndarray[Any, Any]
 # One axis of an example input: None = fixed, a name, or one of torch's dynamic dimensions.
@@ -35,7 +36,7 @@ Axis = Any
 class Source:
     """A module with example inputs.
 
-    `axes` holds, per tensor input in flattened order, what each axis may be. Inputs that are no tensors (numbers,
+    `axes` and `names` hold one entry per tensor input, in flattened order. Inputs that are no tensors (numbers,
     booleans, strings, None) keep their example value for good: they are constants of the compiled model.
     """
 
@@ -55,10 +56,11 @@ class Source:
 
 
 def load_entry(entry: str, folder: Path) -> Source:
-    """Calls `entry` ("package.module:function"), found from `folder`, the working directory or the installed packages.
+    """Calls `entry` ("package.module:function"), found from `folder`, the working directory or installed packages.
 
-    The function returns (torch.nn.Module, example inputs[, dynamic shapes]); the shapes are torch.export's, in which
-    a plain string names a dynamic dimension. Raises ModelError when it cannot be found, fails or returns otherwise.
+    The function returns (torch.nn.Module, example inputs[, dynamic shapes]); the shapes are torch.export's, in
+    which a plain string names a dynamic dimension. Raises ModelError when it cannot be found, fails or returns
+    anything else.
     """
     module_name, _, function_name = entry.partition(":")
     for place in (str(Path.cwd()), str(folder.resolve())):
@@ -85,14 +87,14 @@ def load_entry(entry: str, folder: Path) -> Source:
 
 
 def load_program(path: Path) -> Source:
-    """Loads a `.pt2` file of torch.export.save. Raises ModelError when it is none, or damaged, or of another torch."""
+    """Loads a `.pt2` file of torch.export.save. Raises ModelError when it is damaged, none, or of another torch."""
     try:
         program = torch.export.load(path)
     except Exception as exc:
         raise ModelError(
             f"{path}: not a readable torch.export program: {type(exc).__name__}: {_first_line(exc)}",
-            f"write it again with torch.export.save; this is torch {torch.__version__}, which reads programs of its"
-            " own and earlier versions", traceback.format_exc()) from exc
+            f"write it again with torch.export.save; this is torch {torch.__version__}, which reads programs of"
+            " its own and earlier versions", traceback.format_exc()) from exc
     placeholders = tensor_placeholders(program)
     axes = tuple(tuple(None if isinstance(size, int) else str(size) for size in node.meta["val"].shape)
                  for node in placeholders)
@@ -109,7 +111,7 @@ def example_inputs(source: Source) -> dict[str, Array]:
 def run_eager(source: Source, feeds: Sequence[Mapping[str, Array]]) -> list[list[Array]]:
     """The reference: what eager PyTorch answers to each of `feeds`, in the order of the signature's outputs.
 
-    Raises InputError when a feed does not name exactly the inputs, ReferenceError_ when the module itself fails.
+    Raises InputError when a feed does not name exactly the inputs, ReferenceError_ when the module fails.
     """
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -128,7 +130,8 @@ def tensor_placeholders(program: torch.export.ExportedProgram) -> list[torch.fx.
     """The graph's inputs that are the user's tensors, in order."""
     names = [name for name in program.graph_signature.user_inputs if isinstance(name, str)]
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
-    return [nodes[name] for name in names if name in nodes and isinstance(nodes[name].meta.get("val"), torch.Tensor)]
+    return [nodes[name] for name in names
+            if name in nodes and isinstance(nodes[name].meta.get("val"), torch.Tensor)]
 
 
 def to_array(tensor: torch.Tensor, what: str) -> Array:
@@ -160,8 +163,7 @@ def _run_once(source: Source, feed: Mapping[str, Array]) -> list[Array]:
         with torch.no_grad():
             answer = source.module(*args, **kwargs)
     except Exception as exc:
-        place = _user_place(exc)
-        raise ReferenceError_(f"{source.where}: eager PyTorch failed: {type(exc).__name__}: {_first_line(exc)}{place}",
+        raise ReferenceError_(f"{source.where}: eager PyTorch failed: {_said(exc)}",
                               "the module must run with these inputs before it can be verified",
                               traceback.format_exc()) from exc
     return [to_array(leaf, name) for name, leaf in named_outputs(answer) if isinstance(leaf, torch.Tensor)]
@@ -173,13 +175,14 @@ def _source_of(entry: str, made: Any) -> Source:
         raise ModelError(f"{entry}: returned {type(made).__name__}, not a tuple of two or three", hint)
     module, args, *shapes = made
     if not isinstance(module, torch.nn.Module):
-        raise ModelError(f"{entry}: the first returned value is a {type(module).__name__}, not a torch.nn.Module", hint)
+        raise ModelError(f"{entry}: the first value is a {type(module).__name__}, not a torch.nn.Module", hint)
     if not isinstance(args, tuple | list):
         raise ModelError(f"{entry}: the example inputs are a {type(args).__name__}, not a tuple", hint)
     try:
         bound = inspect.signature(module.forward).bind(*args)
     except TypeError as exc:
-        raise ModelError(f"{entry}: the example inputs do not fit {type(module).__name__}.forward: {exc}", hint) from None
+        raise ModelError(f"{entry}: the example inputs do not fit {type(module).__name__}.forward: {exc}",
+                         hint) from None
     axes: list[tuple[Axis, ...]] = []
     spec = shapes[0] if shapes else None
     try:
@@ -200,7 +203,8 @@ def _collect_axes(spec: Any, value: Any, axes: list[tuple[Axis, ...]]) -> None:
         if spec is not None and len(spec) != value.ndim:
             raise ValueError(spec)
         fixed = (None, torch.export.Dim.STATIC)
-        axes.append(tuple(None if a in fixed or isinstance(a, int) else a for a in spec or [None] * value.ndim))
+        given = [None] * value.ndim if spec is None else spec
+        axes.append(tuple(None if axis in fixed or isinstance(axis, int) else axis for axis in given))
     elif isinstance(value, Mapping):
         for key, item in value.items():
             _collect_axes(spec[key] if spec is not None else None, item, axes)
@@ -231,8 +235,12 @@ def _zeros_like_inputs(program: torch.export.ExportedProgram) -> tuple[tuple[Any
 
 
 def _user_error(what: str, exc: BaseException) -> ModelError:
-    return ModelError(f"{what}: {type(exc).__name__}: {_first_line(exc)}{_user_place(exc)}",
-                      "mend the model's code; it must run on its own first", "".join(traceback.format_exception(exc)))
+    return ModelError(f"{what}: {_said(exc)}", "mend the model's code; it must run on its own first",
+                      "".join(traceback.format_exception(exc)))
+
+
+def _said(exc: BaseException) -> str:
+    return f"{type(exc).__name__}: {_first_line(exc)}{_user_place(exc)}"
 
 
 def _user_place(exc: BaseException) -> str:

@@ -7,27 +7,26 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import sympy
 import torch
 import tvm
-from torch.utils._sympy.functions import CeilDiv, FloorDiv, Mod, PythonMod
 
 from tvmflow.errors import UnsupportedError
 
-OPERATIONS: dict[Any, Callable[..., Any]] = {
-    sympy.Add: lambda *terms: functools.reduce(operator.add, terms),
-    sympy.Mul: lambda *factors: functools.reduce(operator.mul, factors),
-    FloorDiv: tvm.tirx.floordiv,
-    CeilDiv: tvm.tirx.ceildiv,
-    Mod: tvm.tirx.floormod,
-    PythonMod: tvm.tirx.floormod,
-    sympy.Max: lambda *terms: functools.reduce(tvm.tirx.max, terms),
-    sympy.Min: lambda *terms: functools.reduce(tvm.tirx.min, terms),
+# By the names of the sympy classes that PyTorch's sizes are made of.
+OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
+    "Add": operator.add,
+    "Mul": operator.mul,
+    "FloorDiv": tvm.tirx.floordiv,
+    "CeilDiv": tvm.tirx.ceildiv,
+    "Mod": tvm.tirx.floormod,
+    "PythonMod": tvm.tirx.floormod,
+    "Max": tvm.tirx.max,
+    "Min": tvm.tirx.min,
 }
 
 
 def variables(placeholders: Mapping[torch.fx.Node, Any]) -> dict[str, tvm.tirx.Var]:
-    """Name of torch's symbol -> TVM's variable, from graph inputs and the Relax parameters made of them."""
+    """Name of PyTorch's symbol -> TVM's variable, from graph inputs and the Relax parameters made of them."""
     found = {}
     for node, parameter in placeholders.items():
         value = node.meta.get("val")
@@ -40,9 +39,7 @@ def variables(placeholders: Mapping[torch.fx.Node, Any]) -> dict[str, tvm.tirx.V
 
 def expression(size: Any, symbols: Mapping[str, tvm.tirx.Var]) -> Any:
     """A size as an integer or a TVM expression of int64; UnsupportedError where it has none."""
-    if isinstance(size, int):
-        return size
-    return _translated(size.node.expr, symbols)
+    return size if isinstance(size, int) else _translated(size.node.expr, symbols)
 
 
 def _translated(expr: Any, symbols: Mapping[str, tvm.tirx.Var]) -> Any:
@@ -50,9 +47,10 @@ def _translated(expr: Any, symbols: Mapping[str, tvm.tirx.Var]) -> Any:
         return tvm.tirx.IntImm("int64", int(expr))
     if expr.is_Symbol and str(expr) in symbols:
         return symbols[str(expr)]
-    for kind, operation in OPERATIONS.items():
-        if isinstance(expr, kind):
-            return operation(*(_translated(arg, symbols) for arg in expr.args))
     if expr.is_Pow and expr.exp.is_Integer and expr.exp > 0:
         return functools.reduce(operator.mul, [_translated(expr.base, symbols)] * int(expr.exp))
-    raise UnsupportedError(f"the size {expr} cannot be expressed", "fix the dimensions it depends on in [shapes.dims]")
+    operation = OPERATIONS.get(type(expr).__name__)
+    if operation is None:
+        raise UnsupportedError(f"the size {expr} cannot be expressed",
+                               "fix the dimensions it depends on in [shapes.dims]")
+    return functools.reduce(operation, [_translated(arg, symbols) for arg in expr.args])
