@@ -73,7 +73,7 @@ class Kernel(Noun):
     origin: Literal["default schedule", "unscheduled", "external"]
     rule: str
     calls: int
-    """How often one run of the library calls it."""
+    """In how many places of the graph it is called; of an If, one run takes one branch."""
 
 
 class LayoutTransform(Noun):
@@ -93,7 +93,9 @@ class Layout(Noun):
 
 
 class Stage(Noun):
-    """One step of the compile: its seconds, and TVM's structural hash of the module it made (None where it made none)."""
+    """One step of the compile: its seconds, and TVM's structural hash of the module it made.
+
+    The hash leaves the weights out; None where the step made no module."""
 
     name: str
     seconds: float

@@ -82,13 +82,11 @@ class StageLog:
     def __init__(self, dump_ir: Path | None) -> None:
         self.stages: list[Stage] = []
         self._dump_ir = dump_ir
-        self._current = ""
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
         """Names the stage in progress and in errors: what a stage raises becomes a CompileError that says where."""
         emit(name)
-        self._current = name
         started = time.monotonic()
         try:
             yield
@@ -101,8 +99,9 @@ class StageLog:
                 raise OutputError(f"{name}: no space left on the device", "free space or choose another place with -o"
                                   ) from exc  # fmt: skip
             text = str(exc).strip().splitlines() or [type(exc).__name__]
+            place = ", ".join([name, *getattr(exc, "__notes__", [])])
             raise CompileError(
-                f"{self._current}: TVM failed: {text[-1][:300]}",
+                f"{place}: TVM failed: {text[-1][:300]}",
                 "--dump-ir DIR shows the module before it; --debug the whole trace",
             ) from exc
         self.stages.append(Stage(name=name, seconds=time.monotonic() - started))
@@ -111,9 +110,8 @@ class StageLog:
         """The hook between passes."""
         import tvm_ffi
 
-        self._current = f"{step.name} done, then the next pass"
         emit(f"graph: {step.name}")
-        digest = f"{tvm_ffi.structural_hash(mod, map_free_vars=True) % 2**64:016x}"
+        digest = f"{tvm_ffi.structural_hash(mod, map_free_vars=True, skip_tensor_content=True) % 2**64:016x}"
         self.stages.append(Stage(name=f"graph: {step.name}", seconds=seconds, ir_hash=digest))
         if self._dump_ir is not None:
             number = sum(stage.ir_hash is not None for stage in self.stages)

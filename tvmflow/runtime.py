@@ -90,7 +90,7 @@ class Session:
         aligned = array.ctypes.data % artifact.ALIGNMENT == 0 and array.flags.c_contiguous and array.flags.writeable
         if aligned and array.size and self.manifest.target.kind == "llvm":
             return self._tvm.runtime.from_dlpack(array)
-        return self._tvm.runtime.tensor(np.ascontiguousarray(array), device=self._device)
+        return self._tvm.runtime.tensor(array.copy(order="C"), device=self._device)
 
 
 def load(path: str | Path, threads: int | None = None) -> Session:

@@ -74,7 +74,7 @@ def versions() -> dict[str, str]:
 
 
 def _calls(lowered: tvm.IRModule) -> tuple[Counter[str], int | None]:
-    """How often `main` calls each function, and the bytes of storage that it allocates."""
+    """How often the graph's functions call each function, and the bytes of storage that they allocate."""
     counts: Counter[str] = Counter()
     sizes: list[int | None] = []
 
@@ -88,7 +88,9 @@ def _calls(lowered: tvm.IRModule) -> tuple[Counter[str], int | None]:
             size = node.args[0].values[0] if isinstance(node.args[0], relax.ShapeExpr) else None
             sizes.append(int(size) if isinstance(size, IntImm) else None)
 
-    relax.analysis.post_order_visit(lowered["main"], visit)
+    for function in lowered.functions.values():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function, visit)
     known = [size for size in sizes if size is not None]
     return counts, sum(known) if len(known) == len(sizes) else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import tvm
@@ -66,25 +67,25 @@ def check_budget(transforms: tuple[LayoutTransform, ...], limit: int | None) -> 
 
 
 def transforms_of(mod: tvm.IRModule) -> tuple[LayoutTransform, ...]:
-    """The transposes and layout transforms in `main` that move data (unit axes may move freely)."""
+    """The transposes and layout transforms in the graph that move data (unit axes may move freely)."""
+    return tuple(t for f in mod.functions.values() if isinstance(f, relax.Function) for t in _transforms_in(f))
+
+
+def _transforms_in(function: relax.Function) -> Iterator[LayoutTransform]:
     producers: dict[relax.Var, str] = {}
-    found: list[LayoutTransform] = []
-    consumers = _consumers(mod["main"])
-    for binding in _bindings(mod["main"]):
+    consumers = _consumers(function)
+    for binding in _bindings(function):
         producers[binding.var] = _op_name(binding.value)
         call = binding.value
         if not _moves_data(call):
             continue
         source = producers.get(call.args[0], "constant" if isinstance(call.args[0], tvm.ir.GenericConst) else "input")
         target = consumers.get(binding.var, "output")
-        found.append(
-            LayoutTransform(
-                place=f"{source} -> {_op_name(call)} -> {target}",
-                shape=tuple(int(d) if isinstance(d, IntImm) else str(d) for d in _dims(binding.var)),
-                size_bytes=_size_bytes(binding.var),
-            )
+        yield LayoutTransform(
+            place=f"{source} -> {_op_name(call)} -> {target}",
+            shape=tuple(int(d) if isinstance(d, IntImm) else str(d) for d in _dims(binding.var)),
+            size_bytes=_size_bytes(binding.var),
         )
-    return tuple(found)
 
 
 def _bindings(function: relax.Function) -> list[relax.VarBinding]:

@@ -17,7 +17,7 @@ from tvm.relax import transform
 from tvm.relax.backend import DispatchSampling, DispatchSortScan
 from tvm.s_tir import dlight
 
-from tvmflow.graph.constants import FoldConstantViews
+from tvmflow.graph.constants import FoldExactly
 from tvmflow.kernels.default import DefaultSchedule
 
 CONV_LAYOUTS = {"relax.nn.conv2d": ["NHWC", "HWIO"]}
@@ -48,7 +48,7 @@ def simplify_steps() -> tuple[Step, ...]:
         Step("CanonicalizeBindings", "one name per value", transform.CanonicalizeBindings()),
         Step("FoldBatchnormToConv2D", "BatchNorm into the weights of its convolution",
              transform.FoldBatchnormToConv2D()),
-        Step("FoldConstantViews", "reshapes and transposes of weights", FoldConstantViews()),
+        Step("FoldExactly", "what depends on weights alone, where it is exact", FoldExactly()),
         Step("FoldConstant", "compute what depends on weights alone", transform.FoldConstant()),
         Step("DecomposeOpsForInference", "operators that only training needs whole",
              transform.DecomposeOpsForInference()),
@@ -62,7 +62,7 @@ def layout_steps() -> tuple[Step, ...]:
     return (
         Step("ConvertLayout", "convolutions to NHWC with HWIO weights", transform.ConvertLayout(CONV_LAYOUTS)),
         Step("CanonicalizeBindings", "pairs of opposite transposes cancel", transform.CanonicalizeBindings()),
-        Step("FoldConstantViews", "transposed weights become the weights", FoldConstantViews()),
+        Step("FoldExactly", "transposed weights become the weights", FoldExactly()),
         Step("FoldConstant", "compute what became constant", transform.FoldConstant()),
         Step("DeadCodeElimination", "drop what the new layout left unused", transform.DeadCodeElimination()),
     )
@@ -124,21 +124,30 @@ def schedule_steps(kind: str) -> tuple[Step, ...]:
 
 
 def run(mod: tvm.IRModule, steps: tuple[Step, ...], after: AfterStep) -> tvm.IRModule:
-    """Applies `steps` in order; call it inside `with target:`. `after` is called between them."""
+    """Applies `steps` in order; call it inside `with target:`. `after` is called between them.
+
+    What a pass raises carries the pass's name as a note.
+    """
     for step in steps:
         started = time.monotonic()
-        mod = step.apply(mod)
+        try:
+            mod = step.apply(mod)
+        except Exception as exc:
+            exc.add_note(f"pass {step.name}")
+            raise
         after(step, mod, time.monotonic() - started)
     return mod
 
 
 def has_convolution(mod: tvm.IRModule) -> bool:
-    """Whether `main` holds a convolution whose layout could be chosen."""
+    """Whether the graph holds a convolution whose layout could be chosen."""
     found: list[bool] = []
 
     def visit(node: object) -> None:
         if isinstance(node, relax.Call) and getattr(node.op, "name", "") in CONV_LAYOUTS:
             found.append(True)
 
-    relax.analysis.post_order_visit(mod["main"], visit)
+    for function in mod.functions.values():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function, visit)
     return bool(found)

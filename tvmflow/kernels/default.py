@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import tvm
 from tvm.s_tir import Schedule
+from tvm.s_tir.schedule import ScheduleError
 from tvm.tirx import IntImm, IterVar, PrimFunc, Var
 
 RULE_ATTR = "tvmflow.rule"  # on a scheduled function: which rule made its schedule
@@ -37,7 +38,7 @@ def scheduled(function: PrimFunc) -> PrimFunc:
     schedule = Schedule(tvm.IRModule({"main": function}), debug_mask="none")
     try:
         rules = [_schedule_block(schedule, block) for block in _blocks(schedule)]
-    except tvm.error.InternalError:  # TVM's ScheduleError: a primitive does not apply to this kernel
+    except ScheduleError:  # a primitive does not apply to this kernel
         return function.with_attr(RULE_ATTR, UNSCHEDULED)
     rule = " + ".join(dict.fromkeys(rules)) or UNSCHEDULED
     return schedule.mod["main"].with_attrs({RULE_ATTR: rule, "tirx.is_scheduled": True})
@@ -53,6 +54,8 @@ def _blocks(schedule: Schedule) -> list[tvm.s_tir.schedule.SBlockRV]:
 
 def _schedule_block(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV) -> str:
     kinds = {iter_var.iter_type for iter_var in schedule.get(block).iter_vars}
+    if len(schedule.get_loops(block)) != len(schedule.get(block).iter_vars):
+        return UNSCHEDULED  # a scalar, or loops that are no plain iteration over the block's axes
     if kinds == {IterVar.DataPar}:
         return _elementwise(schedule, block)
     if kinds == {IterVar.DataPar, IterVar.CommReduce}:
