@@ -1,23 +1,58 @@
-"""Converters for the ONNX operators that TVM's importer lacks or gets wrong, one file per family."""
+"""Converters for the ONNX operators that TVM's importer lacks or gets wrong, one file per family.
+
+A converter is a function Node -> Relax expression, listed in its family's CONVERTERS under the operator's name and
+the first opset version it holds for. Operators of other domains have keys of the form "domain::Name".
+"""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
-from tvmflow.frontend.ops import activation, arithmetic, indexing, linear, normalisation, pooling, reduction, resize, shaping
+import onnx
+
+from tvmflow.frontend.ops import (
+    activation,
+    arithmetic,
+    contrib,
+    indexing,
+    linear,
+    normalisation,
+    pooling,
+    quantised,
+    recurrent,
+    reduction,
+    resize,
+    shaping,
+    signal,
+    vision,
+)
 from tvmflow.frontend.ops.node import UPSTREAM, Converters, converter_class
 
-FAMILIES: tuple[Converters, ...] = (activation.CONVERTERS, arithmetic.CONVERTERS, indexing.CONVERTERS, shaping.CONVERTERS, reduction.CONVERTERS, normalisation.CONVERTERS, pooling.CONVERTERS, linear.CONVERTERS, resize.CONVERTERS)
+FAMILIES: tuple[Converters, ...] = (
+    activation.CONVERTERS, arithmetic.CONVERTERS, contrib.CONVERTERS, indexing.CONVERTERS, linear.CONVERTERS,
+    normalisation.CONVERTERS, pooling.CONVERTERS, quantised.CONVERTERS, recurrent.CONVERTERS, reduction.CONVERTERS,
+    resize.CONVERTERS, shaping.CONVERTERS, signal.CONVERTERS, vision.CONVERTERS,
+)
+# TVM files these under ai.onnx, though their meaning is com.microsoft's or nobody's.
+NOT_STANDARD = frozenset({"Attention", "FastGelu", "BiasGelu", "SkipLayerNormalization", "EmbedLayerNormalization",
+                          "AllClassNMS", "MatMulInteger16"})
+# Operators that ONNX itself defines by others, and that are better built from those.
 INLINE: frozenset[str] = frozenset()
-FOREIGN: frozenset[tuple[str, str]] = frozenset()
+FOREIGN: frozenset[tuple[str, str]] = frozenset(
+    (domain, name) for family in FAMILIES for domain, _, name in (key.rpartition("::") for key in family) if domain)
 
 
+@functools.cache
 def convert_map() -> Mapping[str, Any]:
-    """TVM's converters with ours laid over them; operators of other domains have keys of the form "domain::Name"."""
+    """TVM's converters with ours laid over them."""
+    standard = {name: converter for name, converter in UPSTREAM.items() if name not in NOT_STANDARD}
     ours = {name: converter_class(name, versions) for family in FAMILIES for name, versions in family.items()}
-    return {**UPSTREAM, **ours}
+    return MappingProxyType(standard | ours)
 
 
-def refusals(node: Any, opset: int) -> str | None:
+def refusals(node: onnx.NodeProto, opset: int) -> str | None:
+    """Why this node cannot be compiled though its operator has a converter, as far as its attributes tell."""
     return None
