@@ -1,0 +1,181 @@
+"""Graph stage: exact folding, layout choice, constants taken out, default schedules, each against what it must keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import tvm
+from tvm import relax, te, topi
+
+from tvmflow.artifact import ALIGNMENT
+from tvmflow.graph import constants, layouts, passes
+from tvmflow.kernels import default
+
+TARGET = {"kind": "llvm", "num-cores": 2}
+
+
+def nothing(step: passes.Step, mod: tvm.IRModule, seconds: float) -> None:
+    """A callback that looks at nothing."""
+
+
+def module(build: Callable[[relax.BlockBuilder, relax.Var], relax.Expr], shape: tuple[int, ...]) -> tvm.IRModule:
+    """A module whose main(x: float32[shape]) returns what `build` makes of x."""
+    builder = relax.BlockBuilder()
+    x = relax.Var("x", relax.TensorType(shape, "float32"))
+    with builder.function("main", [x]):
+        with builder.dataflow():
+            result = builder.emit_output(build(builder, x))
+        builder.emit_func_output(result)
+    return builder.get()
+
+
+def evaluate(mod: tvm.IRModule, *arrays: np.ndarray) -> np.ndarray:
+    """Runs a module through the whole pipeline."""
+    with tvm.target.Target(TARGET):
+        for steps in (passes.fuse_steps("llvm", True), passes.schedule_steps("llvm")):
+            mod = passes.run(mod, steps, nothing)
+        mod, weights = constants.externalise(mod)
+        mod = passes.run(mod, passes.lower_steps(), nothing)
+        built = relax.vm_build.build(mod, tvm.target.Target(TARGET), relax_pipeline=None)
+    machine = relax.VirtualMachine(built, tvm.cpu())
+    return np.asarray(machine["main"](*map(tvm.runtime.tensor, arrays), *weights).numpy())
+
+
+def convolution(builder: relax.BlockBuilder, x: relax.Expr, out: int, kernel: int, seed: int = 0) -> relax.Var:
+    channels = int(x.ty.shape[1])
+    weight = np.random.default_rng(seed).standard_normal((out, channels, kernel, kernel)).astype("f4")
+    return builder.emit(relax.op.nn.conv2d(x, relax.const(weight), padding=kernel // 2))
+
+
+def ops(mod: tvm.IRModule) -> list[str]:
+    names: list[str] = []
+    relax.analysis.post_order_visit(
+        mod["main"], lambda node: names.append(node.op.name) if isinstance(node, relax.Call) else None
+    )
+    return names
+
+
+def test_exact_folding_is_exact_and_total() -> None:
+    rng = np.random.default_rng(0)
+    variance, gamma = rng.random((2, 64), "f4")
+
+    def scale(builder: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+        root = builder.emit(relax.op.sqrt(builder.emit(relax.op.add(relax.const(variance), relax.const(np.float32(1e-5))))))
+        ratio = builder.emit(relax.op.divide(relax.const(gamma), root))
+        shaped = builder.emit(relax.op.permute_dims(builder.emit(relax.op.reshape(ratio, (8, 8)))))
+        return builder.emit(relax.op.multiply(x, shaped))
+
+    mod = constants.FoldExactly()(module(scale, (8, 8)))
+    mod = tvm.relax.transform.DeadCodeElimination()(mod)
+    assert ops(mod) == ["relax.multiply"]
+    x = rng.standard_normal((8, 8)).astype("f4")
+    want = x * (gamma / np.sqrt(variance + np.float32(1e-5))).reshape(8, 8).T
+    np.testing.assert_array_equal(evaluate(mod, x), want)
+
+
+def test_constants_leave_the_library() -> None:
+    mod = module(lambda b, x: b.emit(relax.op.add(b.emit(relax.op.multiply(x, relax.const(np.ones((4, 64), "f4")))),
+                                                  relax.const(np.float32(3)))), (4, 64))  # fmt: skip
+    stripped, weights = constants.externalise(mod)
+    assert [w.shape for w in weights] == [(4, 64)]
+    assert len(stripped["main"].params) == 2
+    assert constants.SMALLEST_BYTES <= ALIGNMENT
+
+
+def chain(builder: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+    """Two convolutions with an activation between: NHWC costs one transpose at each end."""
+    hidden = builder.emit(relax.op.nn.relu(convolution(builder, x, 64, 3)))
+    return convolution(builder, hidden, 64, 3, 1)
+
+
+def broken_chain(builder: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+    """A reshape, which no layout passes through, before and behind each of several convolutions."""
+    shape = [int(d) for d in x.ty.shape]
+    for seed in range(4):
+        x = builder.emit(relax.op.reshape(convolution(builder, x, shape[1], 3, seed), [shape[1], -1]))
+        x = builder.emit(relax.op.reshape(builder.emit(relax.op.nn.softmax(x)), shape))
+    return x
+
+
+@pytest.mark.parametrize(("build", "choice"), [(chain, "nhwc"), (broken_chain, "keep")])
+def test_auto_takes_nhwc_only_where_transposes_stay_at_the_edges(build: Callable[..., relax.Expr], choice: str) -> None:
+    mod = module(build, (1, 16, 12, 12))
+    taken = layouts.choose(mod, "auto", nothing)
+    assert taken.layout == choice
+    kept, converted = (layouts.choose(mod, wanted, nothing) for wanted in ("keep", "nhwc"))
+    assert len(kept.transforms) == 0
+    assert len(converted.transforms) > 0
+    x = np.random.default_rng(5).standard_normal((1, 16, 12, 12)).astype("f4")
+    want = evaluate(kept.mod, x)
+    for other in (taken, converted):
+        np.testing.assert_allclose(evaluate(other.mod, x), want, rtol=1e-4, atol=1e-3)
+
+
+def test_transposes_of_unit_axes_do_not_count() -> None:
+    def build(builder: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+        free = builder.emit(relax.op.permute_dims(x, [0, 2, 3, 1]))  # 1x1x5x6 -> 1x5x6x1: nothing moves
+        return builder.emit(relax.op.permute_dims(free, [0, 2, 1, 3]))
+
+    (found,) = layouts.transforms_of(module(build, (1, 1, 5, 6)))
+    assert (found.place, found.shape, found.size_bytes) == ("permute_dims -> permute_dims -> output", (1, 6, 5, 1), 120)
+
+
+# --- default schedules: the same values as the loops they replace -----------------------------------------------------
+
+
+def matmul(m: int, n: int, k: int) -> list[te.Tensor]:
+    a, b = te.placeholder((m, k), name="A"), te.placeholder((k, n), name="B")
+    r = te.reduce_axis((0, k), name="r")
+    return [a, b, te.compute((m, n), lambda i, j: te.sum(a[i, r] * b[r, j], axis=r), name="C")]
+
+
+def conv(channels: int, size: int, out: int, stride: int, groups: int = 1) -> list[te.Tensor]:
+    a = te.placeholder((1, channels, size, size), name="A")
+    b = te.placeholder((out, channels // groups, 3, 3), name="B")
+    layer = topi.nn.group_conv2d_nchw(a, b, stride, 1, 1, groups) if groups > 1 else topi.nn.conv2d(a, b, stride, 1, 1)
+    return [a, b, topi.nn.relu(layer)]
+
+
+def row_sum(rows: int, columns: int) -> list[te.Tensor]:
+    a = te.placeholder((rows, columns), name="A")
+    r = te.reduce_axis((0, columns), name="r")
+    return [a, te.compute((rows,), lambda i: te.sum(a[i, r], axis=r), name="C")]
+
+
+KERNELS = {
+    "matmul 64x64x64": (matmul(64, 64, 64), "register tile"),
+    "matmul with odd sizes": (matmul(7, 13, 17), "register tile"),
+    "matmul by a prime": (matmul(1, 31, 9), None),
+    "matmul to one column": (matmul(33, 1, 65), None),
+    "convolution": (conv(16, 28, 32, 1), "elementwise + register tile"),
+    "strided convolution": (conv(3, 15, 8, 2), None),
+    "depthwise convolution": (conv(32, 14, 32, 1, 32), None),
+    "row sums": (row_sum(100, 37), "parallel rows"),
+}
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_default_schedule_keeps_the_values(name: str) -> None:
+    tensors, rule = KERNELS[name]
+    function = te.create_prim_func(tensors)
+    changed = default.scheduled(function)
+    assert changed.attrs[default.RULE_ATTR] != default.UNSCHEDULED
+    assert rule is None or changed.attrs[default.RULE_ATTR] == rule
+    rng = np.random.default_rng(0)
+    *shapes, shape = [[int(d) for d in tensor.shape] for tensor in tensors]
+    arrays = [tvm.runtime.tensor(rng.standard_normal(s).astype("f4")) for s in shapes]
+    results = []
+    for version in (function, changed):
+        out = tvm.runtime.tensor(np.full(shape, np.nan, "f4"))
+        main = tvm.IRModule({"main": version.with_attr("global_symbol", "main")})
+        tvm.compile(main, target=tvm.target.Target(TARGET))["main"](*arrays, out)
+        results.append(out.numpy())
+    np.testing.assert_allclose(results[1], results[0], rtol=1e-4, atol=1e-4)
+
+
+def test_a_tuned_kernel_is_left_alone() -> None:
+    function = te.create_prim_func(matmul(8, 16, 8)).with_attr("tirx.is_scheduled", True)
+    mod = default.DefaultSchedule()(tvm.IRModule({"main": function}))
+    tvm.ir.assert_structural_equal(mod["main"], function)
