@@ -62,6 +62,7 @@ class ShapesSection(Section):
 
 class TargetSection(Section):
     kind: Literal["llvm", "cuda"] = "llvm"
+    """A CPU, or an NVIDIA GPU."""
     mcpu: str = "native"
     """The CPU to generate code for: "native", a portable level ("x86-64-v3") or any name LLVM knows."""
     mtriple: str | None = None
@@ -105,14 +106,17 @@ class Tolerance(Section):
 
 class VerifySection(Section):
     enabled: bool = True
+    """Run the library against the reference before it is kept."""
     reference: Literal["auto", "onnxruntime", "onnx", "torch"] = "auto"
     """What the library's values are held against; "auto" is ONNX Runtime for ONNX and eager PyTorch for PyTorch."""
     rtol: Annotated[float, Field(ge=0)] | None = None
+    """Relative tolerance of all outputs; unset, it follows each output's dtype."""
     atol: Annotated[float, Field(ge=0)] | None = None
     """|got - want| <= atol + rtol * |want|; unset values follow each output's dtype and are in the manifest."""
     outputs: dict[str, Tolerance] = {}
     """Tolerances of single outputs, by name."""
     seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (0, 1, 2)
+    """One run with inputs drawn from each."""
     ranges: dict[str, tuple[float, float]] = {}
     """Lowest and highest value drawn for an input, by name; e.g. ids = [0, 30521], sample_rate = [16000, 16000]."""
     dims: dict[str, Annotated[tuple[PositiveInt, ...], Field(min_length=1)]] = {}
