@@ -16,6 +16,7 @@ import onnx
 from tvmflow.frontend.ops import (
     activation,
     arithmetic,
+    attention,
     contrib,
     indexing,
     linear,
@@ -32,7 +33,7 @@ from tvmflow.frontend.ops import (
 from tvmflow.frontend.ops.node import UPSTREAM, Converters, converter_class
 
 FAMILIES: tuple[Converters, ...] = (
-    activation.CONVERTERS, arithmetic.CONVERTERS, contrib.CONVERTERS, indexing.CONVERTERS, linear.CONVERTERS,
+    activation.CONVERTERS, arithmetic.CONVERTERS, attention.CONVERTERS, contrib.CONVERTERS, indexing.CONVERTERS, linear.CONVERTERS,
     normalisation.CONVERTERS, pooling.CONVERTERS, quantised.CONVERTERS, recurrent.CONVERTERS, reduction.CONVERTERS,
     resize.CONVERTERS, shaping.CONVERTERS, signal.CONVERTERS, vision.CONVERTERS,
 )

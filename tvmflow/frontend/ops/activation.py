@@ -100,12 +100,18 @@ def _clip_by_attributes(node: Node) -> Any:
 
 
 def _clip(node: Node) -> Any:
-    """A NaN bound is no bound, as in ONNX Runtime: with the bound first, the comparison fails and x is taken."""
-    op, x = node.op, node.x
-    for index, function in ((1, op.maximum), (2, op.minimum)):
-        if node.has(index):
-            known = node.constant(index)
-            bound = op.reshape(node.tensor(index), ()) if known is None else scalar(known.item(), node.dtype())
+    """A NaN bound is no bound, as in ONNX Runtime."""
+    op, x, dtype = node.op, node.x, node.dtype()
+    for index, function, unbounded in ((1, op.maximum, -math.inf), (2, op.minimum, math.inf)):
+        if not node.has(index):
+            continue
+        known = node.constant(index)
+        if known is not None:
+            bound = scalar(known.item(), dtype)
+        else:
+            bound = op.reshape(node.tensor(index), ())
+            bound = op.where(op.isnan(bound), scalar(unbounded, dtype), bound) if dtype in FLOATS else bound
+        if known is None or known.item() == known.item():
             x = function(bound, x)
     return x
 

@@ -29,10 +29,10 @@ class Reducer:
         return self.op.prod(x, self.axes, self.keepdims) if self.axes else x
 
     def max(self, x: Any) -> Any:
-        return self._extreme(x, self.op.max)
+        return self._extreme(x, self.op.max, -math.inf)
 
     def min(self, x: Any) -> Any:
-        return self._extreme(x, self.op.min)
+        return self._extreme(x, self.op.min, math.inf)
 
     def mean(self, x: Any) -> Any:
         if not self.axes:
@@ -53,8 +53,12 @@ class Reducer:
         total = op.add(op.log(op.sum(op.exp(op.subtract(x, top)), self.axes, True)), top)
         return total if self.keepdims else op.squeeze(total, self.axes)
 
-    def _extreme(self, x: Any, function: Any) -> Any:
-        """Of floats NaN where any is NaN, as numpy; a bool's extreme is taken of integers."""
+    def _extreme(self, x: Any, function: Any, start: float) -> Any:
+        """Of floats NaN where any is NaN, as in numpy. A bool's extreme is taken of integers.
+
+        TVM starts from the lowest finite number instead of -inf, so that the extreme of nothing but -inf is that
+        number; a second reduction tells what there is besides: 0 nothing but `start`, 1 other numbers, 2 a NaN.
+        """
         op, dtype = self.op, dtype_of(x)
         if not self.axes:
             return x
@@ -63,8 +67,10 @@ class Reducer:
         extreme = function(x, self.axes, self.keepdims)
         if dtype not in FLOATS:
             return extreme
-        any_nan = op.max(op.astype(op.isnan(x), "int8"), self.axes, self.keepdims)
-        return op.where(op.astype(any_nan, "bool"), scalar(math.nan, dtype), extreme)
+        kinds = op.add(op.astype(op.not_equal(x, scalar(start, dtype)), "int8"), op.astype(op.isnan(x), "int8"))
+        kind = op.max(kinds, self.axes, self.keepdims)
+        extreme = op.where(op.equal(kind, scalar(0, "int8")), scalar(start, dtype), extreme)
+        return op.where(op.equal(kind, scalar(2, "int8")), scalar(math.nan, dtype), extreme)
 
 
 Reduction = Callable[[Reducer, Any], Any]
