@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 
 import onnx
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto
 
 from tvmflow.errors import UnsupportedError
-from tvmflow.frontend import ops
 from tvmflow.frontend.functions import opset_of
-from tvmflow.frontend.normalise import RANDOM
-from tvmflow.frontend.onnx_file import graphs, subgraphs
-from tvmflow.frontend.onnx_graph import describe
+from tvmflow.frontend.onnx_file import graphs
+from tvmflow.frontend.onnx_graph import RANDOM, describe, operator_key
 
 LOOPS = frozenset({"Loop", "Scan"})
+# What the importer does itself, without a converter.
+BUILT_IN = frozenset({"If", "Constant"})
 STANDARD = ("", "ai.onnx")
 # Element types that both ONNX and TVM compute with.
 SUPPORTED_TYPES = frozenset({
@@ -34,12 +34,13 @@ class Fault:
     advice: str
 
 
-def check(model: ModelProto) -> None:
+def check(model: ModelProto, converters: Container[str]) -> None:
     """Raises one UnsupportedError that lists everything in `model` that cannot be compiled.
 
-    Nodes are looked at in the main graph, in branches, loop bodies and the model's functions.
+    `converters` holds the operators that can be, those of other domains than ai.onnx as "domain::name". Nodes are
+    looked at in the main graph, in branches, loop bodies and the model's functions.
     """
-    found = list(faults(model))
+    found = list(faults(model, converters))
     if not found:
         return
     lines = [f"{fault.where}: {fault.why}" for fault in found]
@@ -48,20 +49,17 @@ def check(model: ModelProto) -> None:
     raise UnsupportedError(message, "; ".join(dict.fromkeys(fault.advice for fault in found)))
 
 
-def faults(model: ModelProto) -> Iterator[Fault]:
+def faults(model: ModelProto, converters: Container[str]) -> Iterator[Fault]:
     """Everything that `check` would refuse, in the order of the file."""
     yield from _value_faults(model.graph)
     constants = {tensor.name: tensor for graph in graphs(model) for tensor in graph.initializer}
     local = {(function.domain, function.name) for function in model.functions}
     version = opset_of(model)
-    for graph in graphs(model):
-        for node in graph.node:
+    for nodes in (*(graph.node for graph in graphs(model)), *(function.node for function in model.functions)):
+        for node in nodes:
             if (node.domain, node.op_type) not in local:
-                yield from _node_faults(node, version, constants)
-    for function in model.functions:
-        for node in function.node:
-            if (node.domain, node.op_type) not in local:
-                yield from _node_faults(node, version, constants)
+                yield from _node_faults(node, version, converters)
+                yield from _meaning_faults(node, constants)
 
 
 def _value_faults(graph: GraphProto) -> Iterator[Fault]:
@@ -85,10 +83,11 @@ def _unsupported(elem_type: int) -> str:
     return f"has the element type {TensorProto.DataType.Name(elem_type).lower()}, which is not supported"
 
 
-def _node_faults(node: NodeProto, version: int, constants: Mapping[str, TensorProto]) -> Iterator[Fault]:
-    where = describe(node)
+def _node_faults(node: NodeProto, version: int, converters: Container[str]) -> Iterator[Fault]:
+    """An operator that has no converter."""
+    where, key = describe(node), operator_key(node)
     if node.domain not in STANDARD:
-        if (node.domain, node.op_type) not in ops.DOMAINS:
+        if key not in converters:
             yield Fault(where, f"operators of the domain '{node.domain}' have no converter",
                         "export the model with operators of ai.onnx only")
     elif not onnx.defs.has(node.op_type, version, ""):
@@ -96,14 +95,24 @@ def _node_faults(node: NodeProto, version: int, constants: Mapping[str, TensorPr
     elif node.op_type in RANDOM:
         yield Fault(where, "its result is random, so that no run can be verified",
                     "make random values an input of the model")
-    elif node.op_type in LOOPS and node.op_type not in ops.convert_map():
+    elif node.op_type in LOOPS and key not in converters:
         yield Fault(where, "loops are not compiled", "export the model with its loops unrolled")
-    elif node.op_type not in ops.convert_map() and node.op_type not in ("If", "Constant"):
+    elif key not in converters and node.op_type not in BUILT_IN:
         yield Fault(where, "there is no converter for it", "replace the operator, or add a converter to frontend/ops")
-    elif _is_training(node, constants):
+
+
+def _meaning_faults(node: NodeProto, constants: Mapping[str, TensorProto]) -> Iterator[Fault]:
+    """An operator that is known, in a form that would be compiled to something else."""
+    where = describe(node)
+    if _is_training(node, constants):
         yield Fault(where, "it is in training mode", "export the model in inference mode: model.eval()")
-    elif _may_be_training(node, constants):
+    elif _mode_of(node) and _mode_of(node) not in constants:
         yield Fault(where, "its training mode is only known at run time", "export the model in inference mode")
+    for attribute in node.attribute:
+        if node.op_type == "Cast" and attribute.name == "to" and attribute.i not in SUPPORTED_TYPES:
+            yield Fault(where, f"its result {_unsupported(attribute.i)}", "export the model without this type")
+        if node.op_type == "Constant" and attribute.name in ("sparse_value", "value_string", "value_strings"):
+            yield Fault(where, "its value is no plain tensor", "export the model without strings and sparse tensors")
 
 
 def _is_training(node: NodeProto, constants: Mapping[str, TensorProto]) -> bool:
@@ -111,11 +120,6 @@ def _is_training(node: NodeProto, constants: Mapping[str, TensorProto]) -> bool:
         return any(a.name == "training_mode" and a.i for a in node.attribute) or len(node.output) > 1
     mode = _mode_of(node)
     return mode in constants and bool(onnx.numpy_helper.to_array(constants[mode]).any())
-
-
-def _may_be_training(node: NodeProto, constants: Mapping[str, TensorProto]) -> bool:
-    mode = _mode_of(node)
-    return bool(mode) and mode not in constants
 
 
 def _mode_of(node: NodeProto) -> str:

@@ -2,6 +2,7 @@
 
 Inlining is onnx_ir's: unlike onnx.inliner it fills in attribute defaults and takes omitted optional inputs.
 An operator of ONNX becomes a function of the model first, one per node where its body depends on the node's inputs.
+The models given to these functions are given up by their callers.
 """
 
 from __future__ import annotations
@@ -61,15 +62,13 @@ def _inline_once(model: ModelProto, wanted: Callable[[NodeProto], bool]) -> Mode
     version = opset_of(model)
     if not any(wanted(node) and has_body(node, version) for graph in graphs(model) for node in graph.node):
         return None
-    called = ModelProto()
-    called.CopyFrom(model)
-    types = value_types(called)
-    for number, node in enumerate(_chosen(called, wanted, version)):
-        called.functions.append(_function_of(node, version, types, f"{node.op_type}_{number}"))
+    types = value_types(model)
+    for number, node in enumerate(_chosen(model, wanted, version)):
+        model.functions.append(_function_of(node, version, types, f"{node.op_type}_{number}"))
         _complete_attributes(node, version)
         node.op_type, node.domain = f"{node.op_type}_{number}", DOMAIN
-    called.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
-    inlined = inline_local_functions(called)
+    model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
+    inlined = inline_local_functions(model)
     kept = [entry for entry in inlined.opset_import if entry.domain != DOMAIN]
     del inlined.opset_import[:]
     inlined.opset_import.extend(kept)

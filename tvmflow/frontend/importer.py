@@ -17,7 +17,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, onnx_input
 from tvmflow.errors import UnsupportedError
 from tvmflow.frontend import ops
 from tvmflow.frontend.functions import opset_of
-from tvmflow.frontend.onnx_graph import describe
+from tvmflow.frontend.onnx_graph import describe, operator_key, outer_uses
 from tvmflow.frontend.onnx_shapes import Shape
 
 # Their converters can compute on shapes (relax.ShapeExpr) and sizes (integer expressions) as on tensors.
@@ -33,35 +33,48 @@ SEQUENCE_OPERATORS = frozenset({
 
 
 def import_model(model: ModelProto, shapes: Mapping[str, Shape], dtypes: Mapping[str, str]) -> tvm.IRModule:
-    """One Relax function `main` whose parameters are the graph's inputs and whose result is its outputs, both in order.
+    """A Relax function `main` whose parameters are the graph's inputs and whose result is its outputs, both in order.
 
     `shapes` and `dtypes` are those of the inputs; a name in a shape is one symbolic variable wherever it stands.
-    Raises UnsupportedError naming the node that TVM cannot convert.
+    The branches of an If are private functions: TVM's memory planning lets the branches of one function share storage
+    that only one of them allocates. Raises UnsupportedError naming the node that TVM cannot convert.
     """
     symbols = {dim: tirx.Var(dim, "int64") for shape in shapes.values() for dim in shape if isinstance(dim, str)}
-    symbolic = {name: [symbols[dim] if isinstance(dim, str) else dim for dim in shape]
-                for name, shape in shapes.items()}
-    importer = Importer(symbolic, dict(dtypes))
-    mod = importer.from_onnx(model.graph, opset_of(model))
-    mod["main"] = mod["main"].without_attr("num_input")
+    sizes = {name: [symbols[dim] if isinstance(dim, str) else dim for dim in shape] for name, shape in shapes.items()}
+    params = {name: relax.Var(name, relax.TensorType(sizes[name], dtypes[name])) for name in shapes}
+    branches = relax.BlockBuilder()
+    main = Importer(params, list(symbols.values()), opset_of(model), branches).function(model.graph)
+    mod = branches.get()
+    mod["main"] = main.with_attr("global_symbol", "main")
     return relax.transform.ConvertToDataflow(min_size=1)(mod)
 
 
 class Importer(ONNXGraphImporter):  # type: ignore[misc] # TVM carries no types
-    """TVM's importer with a loop of our own over the nodes of a graph."""
+    """TVM's importer with a loop of our own over the nodes of a graph.
 
-    def __init__(self, shapes: dict[str, list[Any]], dtypes: dict[str, str]) -> None:
-        super().__init__(shapes, dtypes, keep_params_in_input=False, sanitize=False)
+    `given` are the values that the graph reads from outside, `symbols` the sizes it may mention; the functions of
+    branches are added to `branches`.
+    """
+
+    def __init__(self, given: Mapping[str, relax.Expr], symbols: Sequence[tirx.Var], opset: int,
+                 branches: relax.BlockBuilder) -> None:
+        super().__init__({}, {}, keep_params_in_input=False, sanitize=False)
+        self.opset = opset
+        self._given = dict(given)
+        self._symbols = symbols
+        self._branches = branches
         self._converters = ops.convert_map()
+
+    def function(self, graph: GraphProto) -> relax.Function:
+        """The graph as a Relax function of those of the given values that are variables."""
+        return self.from_onnx(graph, self.opset)["main"].without_attr("num_input").without_attr("global_symbol")
 
     def _check_for_unsupported_ops(self, graph: GraphProto) -> None:
         """Nothing: `checks.check` has refused them already, all at once."""
 
     def _parse_graph_input(self, graph: GraphProto) -> None:
-        for value in graph.input:
-            var = self._new_var(value.name, shape=self._shape[value.name], dtype=self._dtype[value.name])
-            self._nodes[value.name] = self._inputs[value.name] = var
-        self._num_input = len(graph.input)
+        self._nodes.update(self._given)
+        self._inputs = self._given
 
     def _parse_attr(self, attributes: Sequence[AttributeProto]) -> dict[str, Any]:
         """As TVM's, but an empty list is an empty tuple instead of an error."""
@@ -73,8 +86,8 @@ class Importer(ONNXGraphImporter):  # type: ignore[misc] # TVM carries no types
     def _construct_nodes(self, graph: GraphProto) -> None:
         for node in graph.node:
             try:
-                results = self._branches(node) if node.op_type == "If" else self._convert(node)
-            except (Exception, tvm.error.TVMError) as exc:
+                results = self._branches_of(node) if node.op_type == "If" else self._convert(node)
+            except Exception as exc:
                 if isinstance(exc, UnsupportedError):
                     raise
                 raise UnsupportedError(f"{describe(node)}: TVM cannot convert it: {_first_line(exc)}",
@@ -91,12 +104,10 @@ class Importer(ONNXGraphImporter):  # type: ignore[misc] # TVM carries no types
             inputs = onnx_input(self._tensor(value) for value in inputs)
         attributes = self._parse_attr(node.attribute)
         attributes["tvm_custom"] = {"name": node.name, "num_outputs": len(node.output)}
-        converter = ops.DOMAINS[node.domain, node.op_type] if node.domain else self._converters[node.op_type]
+        converter = self._converters[operator_key(node)]
         result = converter.get_converter(self.opset)(self.bb, inputs, attributes, [self._nodes, self._params])
-        if isinstance(result, relax.Expr):
-            result = self.bb.normalize(result)
         if node.op_type in SEQUENCE_OPERATORS:
-            return [result]
+            return [self._bound(result)]
         results = self._fields(result)
         if len(results) < len(node.output):
             raise ValueError(f"it has {len(node.output)} outputs, and the converter gives {len(results)}")
@@ -104,41 +115,48 @@ class Importer(ONNXGraphImporter):  # type: ignore[misc] # TVM carries no types
 
     def _fields(self, result: Any) -> list[Any]:
         if isinstance(result, relax.Tuple):
-            return list(result)
+            return [self._bound(field) for field in result]
+        result = self._bound(result)
         if isinstance(result, relax.Expr) and isinstance(result.ty, relax.TupleType):
             return [self.bb.emit(relax.TupleGetItem(result, i)) for i in range(len(result.ty.fields))]
         return [result]
 
+    def _bound(self, result: Any) -> Any:
+        """A computation bound to a variable, so that all of its readers share it; anything else as it is."""
+        return self.bb.emit(result) if isinstance(result, relax.Call) and not _is_size(result) else result
+
     def _tensor(self, value: Any) -> Any:
         """`value`, where it is a shape or a size, as the int64 tensor that it stands for."""
-        if isinstance(value, tvm.ir.Expr) and tvm.ir.is_prim_expr(value):
+        if _is_size(value):
             size = self.bb.emit(relax.op.shape_to_tensor(relax.ShapeExpr([tirx.Cast("int64", value)])))
             return self.bb.emit(relax.op.reshape(size, ()))
         if isinstance(value, relax.Expr) and isinstance(value.ty, relax.ShapeType):
             return self.bb.emit(relax.op.shape_to_tensor(value))
         return value
 
-    def _branches(self, node: NodeProto) -> list[Any]:
+    def _branches_of(self, node: NodeProto) -> list[Any]:
         """An If: only the branch that is taken runs."""
-        condition = self._nodes[node.input[0]]
-        if list(condition.ty.shape or []):
+        condition = self._tensor(self._nodes[node.input[0]])
+        if condition.ty.ndim != 0:
             condition = self.bb.emit(relax.op.reshape(condition, ()))
         bodies = {attribute.name: attribute.g for attribute in node.attribute}
-        chosen = relax.If(condition, self._branch(bodies["then_branch"]), self._branch(bodies["else_branch"]))
-        result = self.bb.emit(chosen)
-        return self._fields(result)
+        calls = [self._branch(bodies[name], f"{node.output[0]}_{name}") for name in ("then_branch", "else_branch")]
+        return self._fields(self.bb.emit(relax.If(condition, *calls)))
 
-    def _branch(self, graph: GraphProto) -> relax.SeqExpr:
-        outer = dict(self._nodes)
-        self.bb._begin_binding_block()
-        for tensor in graph.initializer:
-            self._nodes[tensor.name] = relax.const(self._parse_array(tensor))
-        self._construct_nodes(graph)
-        results = [self._nodes[value.name] for value in graph.output]
-        result = self.bb.emit(results[0] if len(results) == 1 else relax.Tuple(results))
-        block = self.bb._end_block()
-        self._nodes = outer
-        return relax.SeqExpr([block], result)
+    def _branch(self, graph: GraphProto, name: str) -> relax.Call:
+        """The call of a private function that is the branch `graph`."""
+        inside = {used: self._nodes[used] for used in sorted(outer_uses(graph))}
+        arguments = []
+        for used, value in inside.items():
+            value = self._tensor(value) if _is_size(value) else value
+            if isinstance(value, relax.Var):
+                inside[used] = relax.Var(used, value.ty)
+                arguments.append(value)
+        if self._symbols:
+            inside["sizes"] = relax.Var("sizes", relax.ShapeType(self._symbols))
+            arguments.append(relax.ShapeExpr(self._symbols))
+        function = Importer(inside, self._symbols, self.opset, self._branches).function(graph)
+        return relax.Call(self._branches.add_func(relax.utils.copy_with_new_vars(function), name), arguments)
 
 
 def _stays_symbolic(node: NodeProto, inputs: Sequence[Any]) -> bool:

@@ -1,7 +1,8 @@
 """ONNX to simpler ONNX: what every later stage may rely on.
 
 `STEPS` is the pipeline; each step takes a valid model and returns a valid model with the same inputs, the same outputs
-in the same order, and the same values. Only the last step changes the names of inputs and outputs.
+in the same order, and the same values. Only the last step changes the names of inputs and outputs. A step may change
+its argument, which its caller gives up: weights can be most of the memory, and are not copied once more per step.
 """
 
 from __future__ import annotations
@@ -22,17 +23,15 @@ from onnxscript.optimizer._constant_folding import FoldConstantsPass
 
 from tvmflow.errors import ModelError
 from tvmflow.frontend import ops
-from tvmflow.frontend.functions import has_body, inline_local_functions, inline_operators, opset_of
+from tvmflow.frontend.functions import inline_local_functions, inline_operators, opset_of
 from tvmflow.frontend.onnx_file import graphs, subgraphs
+from tvmflow.frontend.onnx_graph import RANDOM
 from tvmflow.frontend.onnx_shapes import real_inputs, unique_name, value_types
 
 IR_VERSION = 10
 # Constants above these element counts are not folded: neither the library nor memory may grow without bound.
 MAX_FOLDED_INPUT = 1 << 22
 MAX_FOLDED_OUTPUT = 1 << 22
-# Their values differ from run to run, so no run at compile time may stand for them.
-RANDOM = frozenset({"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli",
-                    "Multinomial"})
 CHAINED = {"Sum": "Add", "Mean": "Add", "Max": "Max", "Min": "Min"}
 
 
@@ -45,7 +44,7 @@ class Step:
 
 
 def normalise(model: ModelProto) -> ModelProto:
-    """`model` after all STEPS. The argument is not changed."""
+    """`model`, which the caller gives up, after all STEPS."""
     for step in STEPS:
         model = step.apply(model)
     return model
@@ -53,30 +52,27 @@ def normalise(model: ModelProto) -> ModelProto:
 
 def raise_ir_version(model: ModelProto) -> ModelProto:
     """One IR version for all; weights are initialisers only, the domain "ai.onnx" is written "", nodes have names."""
-    raised = _copy(model)
-    raised.ir_version = IR_VERSION
-    inputs = real_inputs(raised.graph)
-    del raised.graph.input[:]
-    raised.graph.input.extend(inputs)
-    used = {node.domain for graph in graphs(raised) for node in graph.node}
-    used |= {node.domain for function in raised.functions for node in function.node}
-    imports = {entry.domain.removeprefix("ai.onnx") if entry.domain == "ai.onnx" else entry.domain: entry.version
-               for entry in raised.opset_import}
-    imports.setdefault("", opset_of(model))
-    del raised.opset_import[:]
-    raised.opset_import.extend(onnx.helper.make_opsetid(domain, version) for domain, version in imports.items()
-                               if domain in used or domain in ("", "ai.onnx"))
-    for graph in graphs(raised):
+    model.ir_version = IR_VERSION
+    inputs = real_inputs(model.graph)
+    del model.graph.input[:]
+    model.graph.input.extend(inputs)
+    used = {node.domain for graph in graphs(model) for node in graph.node}
+    used |= {node.domain for function in model.functions for node in function.node}
+    imports = {entry.domain: entry.version for entry in model.opset_import if entry.domain in used}
+    imports.pop("ai.onnx", None)
+    imports[""] = opset_of(model)
+    del model.opset_import[:]
+    model.opset_import.extend(onnx.helper.make_opsetid(domain, version) for domain, version in imports.items())
+    for graph in graphs(model):
         for node in graph.node:
             node.domain = "" if node.domain == "ai.onnx" else node.domain
             node.name = node.name or next((name for name in node.output if name), node.op_type)
-    return raised
+    return model
 
 
 def own_outputs(model: ModelProto) -> ModelProto:
     """Each output gets a node of its own, where it was listed twice or is an input or a weight."""
-    changed = _copy(model)
-    graph = changed.graph
+    graph = model.graph
     seen = {value.name for value in (*graph.input, *graph.initializer)}
     taken = seen | {name for node in graph.node for name in node.output}
     for value in graph.output:
@@ -85,13 +81,17 @@ def own_outputs(model: ModelProto) -> ModelProto:
             graph.node.append(make_node("Identity", [value.name], [name], name=name))
             value.name = name
         seen.add(value.name)
-    return changed
+    return model
 
 
 def inline_missing_operators(model: ModelProto) -> ModelProto:
     """Operators without a converter of their own are replaced by the body that ONNX defines them by."""
     converters = ops.convert_map()
-    return inline_operators(model, lambda node: node.op_type not in converters and node.op_type not in RANDOM)
+
+    def is_missing(node: NodeProto) -> bool:
+        return (node.op_type not in converters or node.op_type in ops.INLINE) and node.op_type not in RANDOM
+
+    return inline_operators(model, is_missing)
 
 
 def fold_constants(model: ModelProto) -> ModelProto:
@@ -120,25 +120,23 @@ def fold_constants(model: ModelProto) -> ModelProto:
 
 def chain_variadic(model: ModelProto) -> ModelProto:
     """Sum, Mean, Max and Min of many become chains of two, which fuse and pass layouts."""
-    changed = _copy(model)
-    if not any(node.op_type in CHAINED for graph in graphs(changed) for node in graph.node):
-        return changed
-    taken = _value_names(changed)
-    elem_types = {name: elem_type for name, (elem_type, _) in value_types(changed).items()}
-    for graph in graphs(changed):
+    if not any(node.op_type in CHAINED for graph in graphs(model) for node in graph.node):
+        return model
+    taken = _value_names(model)
+    elem_types = {name: elem_type for name, (elem_type, _) in value_types(model).items()}
+    for graph in graphs(model):
         nodes = [link for node in graph.node for link in _chain(node, taken, elem_types.get(node.output[0]))]
         nodes = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
         del graph.node[:]
         graph.node.extend(nodes)
-    return changed
+    return model
 
 
 def name_safely(model: ModelProto) -> ModelProto:
     """Every value gets a unique name that is an identifier: no dots, no slashes, no leading digit, no clash."""
-    renamed = _copy(model)
-    _rename(renamed.graph, {}, set())
-    del renamed.graph.value_info[:]
-    return renamed
+    _rename(model.graph, {}, set())
+    del model.graph.value_info[:]
+    return model
 
 
 STEPS: Sequence[Step] = (
@@ -150,12 +148,6 @@ STEPS: Sequence[Step] = (
     Step("chain Sum, Mean, Max, Min", chain_variadic),
     Step("give safe names", name_safely),
 )
-
-
-def _copy(model: ModelProto) -> ModelProto:
-    copied = ModelProto()
-    copied.CopyFrom(model)
-    return copied
 
 
 def _value_names(model: ModelProto) -> set[str]:

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import onnx
 import tvm
-from onnx import ModelProto
+from onnx import ModelProto, TensorProto
 from tvm import relax, tirx
 
 from tvmflow import config
 from tvmflow.artifact import Signature, TensorSpec
 from tvmflow.errors import ConfigError, ModelError, UnsupportedError
+from tvmflow.frontend import ops
 from tvmflow.frontend.checks import check
 from tvmflow.frontend.importer import import_model
 from tvmflow.frontend.model import Model
 from tvmflow.frontend.normalise import STEPS
 from tvmflow.frontend.onnx_file import read
-from tvmflow.frontend.onnx_graph import in_order
-from tvmflow.frontend.onnx_shapes import check_memory, dtype_name, fix_shapes, input_shapes, real_inputs, without_weights
+from tvmflow.frontend.onnx_graph import sort_nodes
+from tvmflow.frontend.onnx_shapes import (
+    check_memory,
+    dtype_name,
+    fix_shapes,
+    input_shapes,
+    real_inputs,
+    without_weights,
+)
 from tvmflow.frontend.ranges import input_ranges
 
 
@@ -32,15 +40,19 @@ def load(path: Path, model_inputs: Mapping[str, config.ModelInput], dims: Mappin
     be compiled, ConfigError where `model_inputs` or `dims` do not fit the model; each message starts with `path`.
     """
     with _located(path):
-        original = fix_shapes(in_order(read(path)), model_inputs, dims)
-        check_memory(original)
-        simple, notes = _simplified(original)
-        check(simple)
-        _check_valid(simple)
-        shapes = input_shapes(simple.graph)
-        dtypes = {value.name: dtype_name(value.type.tensor_type.elem_type) for value in simple.graph.input}
-        mod = import_model(simple, shapes, dtypes)
-        return Model(mod, _signature(original, simple, mod), notes)
+        model = read(path)
+        sort_nodes(model)
+        _check_valid(model)
+        fix_shapes(model, model_inputs, dims)
+        check_memory(model)
+        inputs, outputs = _input_specs(model), [_declared(value) for value in model.graph.output]
+        model, notes = _normalised(model)
+        check(model, ops.convert_map())
+        dtypes = {value.name: dtype_name(value.type.tensor_type.elem_type) for value in model.graph.input}
+        mod = import_model(model, input_shapes(model.graph), dtypes)
+        ranged = [spec.model_copy(update={"range": limits})
+                  for spec, limits in zip(inputs, input_ranges(model), strict=True)]
+        return Model(mod, Signature(inputs=tuple(ranged), outputs=_output_specs(outputs, inputs, mod)), notes)
 
 
 @contextmanager
@@ -52,7 +64,7 @@ def _located(path: Path) -> Iterator[None]:
         raise type(exc)(f"{path}: {exc.message}", exc.hint, exc.details) from exc
 
 
-def _simplified(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
+def _normalised(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
     """The normalised model, and one note for each step that changed the number of nodes."""
     notes = []
     for step in STEPS:
@@ -67,7 +79,9 @@ def _check_valid(model: ModelProto) -> None:
     """onnx's own checker; TVM's importer would only warn of what it finds."""
     light = without_weights(model)
     for value in light.graph.output:
-        value.type.tensor_type.shape.SetInParent()  # it asks for a shape, which the standard does not
+        if value.type.WhichOneof("value") in (None, "tensor_type"):
+            # The checker wants a full type, which neither the standard nor any runtime does.
+            value.type.CopyFrom(onnx.helper.make_tensor_type_proto(TensorProto.FLOAT, []))
     try:
         onnx.checker.check_model(light)
     except onnx.checker.ValidationError as exc:
@@ -76,33 +90,39 @@ def _check_valid(model: ModelProto) -> None:
                          "export the model again, with a newer exporter if you can", str(exc)) from None
 
 
-def _signature(original: ModelProto, simple: ModelProto, mod: tvm.IRModule) -> Signature:
-    """Names of the file, shapes and dtypes of what was imported."""
-    shapes = input_shapes(original.graph)
-    inputs = [
-        TensorSpec(name=value.name, dtype=dtype_name(value.type.tensor_type.elem_type), shape=shapes[value.name],
-                   range=limits)
-        for value, limits in zip(real_inputs(original.graph), input_ranges(simple), strict=True)
-    ]
+def _input_specs(model: ModelProto) -> list[TensorSpec]:
+    shapes = input_shapes(model.graph)
+    return [TensorSpec(name=value.name, dtype=dtype_name(value.type.tensor_type.elem_type), shape=shapes[value.name])
+            for value in real_inputs(model.graph)]
+
+
+def _declared(value: onnx.ValueInfoProto) -> tuple[str, str]:
+    """Name and dtype of an output as the file has them; the dtype is "undefined" where it says nothing."""
+    return value.name, dtype_name(value.type.tensor_type.elem_type)
+
+
+def _output_specs(
+    outputs: Sequence[tuple[str, str]], inputs: Sequence[TensorSpec], mod: tvm.IRModule
+) -> tuple[TensorSpec, ...]:
+    """The outputs with the names of the file, and the dtypes and shapes of what was imported."""
     result = mod["main"].ret_ty
     types = list(result.fields) if isinstance(result, relax.TupleType) else [result]
-    known = {dim for shape in shapes.values() for dim in shape if isinstance(dim, str)}
-    outputs = [_output_spec(value, ty, known) for value, ty in zip(original.graph.output, types, strict=True)]
-    return Signature(inputs=tuple(inputs), outputs=tuple(outputs))
+    known = {dim for spec in inputs for dim in spec.shape if isinstance(dim, str)}
+    return tuple(_output_spec(name, dtype, ty, known) for (name, dtype), ty in zip(outputs, types, strict=True))
 
 
-def _output_spec(value: onnx.ValueInfoProto, ty: relax.Type, known: set[str]) -> TensorSpec:
+def _output_spec(name: str, declared: str, ty: relax.Type, known: set[str]) -> TensorSpec:
     """One output; refuses what the importer gave another type than the file declares."""
     if not isinstance(ty, relax.TensorType) or ty.ndim < 0:
-        raise UnsupportedError(f"output '{value.name}' has no rank that is known before the model runs",
+        raise UnsupportedError(f"output '{name}' has no rank that is known before the model runs",
                                "export the model so that both branches of each If give the same rank")
-    dtype, declared = str(ty.dtype), value.type.tensor_type.elem_type
-    if declared and dtype != dtype_name(declared):
-        raise UnsupportedError(f"output '{value.name}' is declared as {dtype_name(declared)}, and the nodes before it "
-                               f"give {dtype}", "export the model again")
+    dtype = str(ty.dtype)
+    if declared not in ("undefined", dtype):
+        raise UnsupportedError(f"output '{name}' is declared as {declared}, and the nodes before it give {dtype}",
+                               "export the model again")
     if not isinstance(ty.shape, relax.ShapeExpr):
-        return TensorSpec(name=value.name, dtype=dtype, shape=("?",) * ty.ndim)
-    return TensorSpec(name=value.name, dtype=dtype, shape=tuple(_size(dim, known) for dim in ty.shape.values))
+        return TensorSpec(name=name, dtype=dtype, shape=("?",) * ty.ndim)
+    return TensorSpec(name=name, dtype=dtype, shape=tuple(_size(dim, known) for dim in ty.shape.values))
 
 
 def _size(dim: tirx.PrimExpr, known: set[str]) -> int | str:

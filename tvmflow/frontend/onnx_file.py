@@ -11,7 +11,7 @@ from pathlib import Path
 
 import onnx
 import onnx.external_data_helper
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped] # has no types
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from tvmflow.errors import ModelError
@@ -85,20 +85,20 @@ def _bytes_of(path: Path) -> bytes:
                              "store the weights as external data: onnx.save(..., save_as_external_data=True)")
         return path.read_bytes()
     except FileNotFoundError:
-        raise ModelError(f"no such file", "check model.path") from None
+        raise ModelError("no such file", "check model.path") from None
     except IsADirectoryError:
-        raise ModelError(f"is a directory", "give the .onnx file inside it") from None
+        raise ModelError("is a directory", "give the .onnx file inside it") from None
     except PermissionError:
-        raise ModelError(f"no permission to read it", f"chmod u+r {path}") from None
+        raise ModelError("no permission to read it", f"chmod u+r {path}") from None
     except OSError as exc:
         raise ModelError(f"cannot be read: {exc.strerror}", "check the file and its disk") from None
 
 
 def _parse(data: bytes) -> ModelProto:
     if not data:
-        raise ModelError(f"the file is empty", EXPORT_AGAIN)
+        raise ModelError("the file is empty", EXPORT_AGAIN)
     if data.startswith(b"version https://git-lfs"):
-        raise ModelError(f"is a Git LFS pointer, not the model", "run `git lfs pull`")
+        raise ModelError("is a Git LFS pointer, not the model", "run `git lfs pull`")
     try:
         model: ModelProto = ModelProto.FromString(data)
     except DecodeError:
@@ -108,25 +108,26 @@ def _parse(data: bytes) -> ModelProto:
 
 def _check_header(model: ModelProto) -> None:
     if not model.HasField("graph") or not (model.graph.node or model.graph.output):
-        raise ModelError(f"holds no graph", EXPORT_AGAIN)
+        raise ModelError("holds no graph", EXPORT_AGAIN)
     if model.ir_version < 1:
-        raise ModelError(f"has no IR version", EXPORT_AGAIN)
+        raise ModelError("has no IR version", EXPORT_AGAIN)
     if model.ir_version > onnx.IR_VERSION:
         raise ModelError(f"IR version {model.ir_version} is newer than onnx {onnx.__version__} knows "
                          f"({onnx.IR_VERSION})", "install a newer onnx, or export with an older IR version")
     versions = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
     if not versions and model.ir_version >= 3 and not any(node.domain for node in model.graph.node):
-        raise ModelError(f"names no opset version", "export it again with an opset, e.g. opset_version=18")
+        raise ModelError("names no opset version", "export it again with an opset, e.g. opset_version=18")
     newest = onnx.defs.onnx_opset_version()
     if versions and versions[0] > newest:
         raise ModelError(f"opset {versions[0]} is newer than onnx {onnx.__version__} knows ({newest})",
                          f"export with opset_version <= {newest}, or install a newer onnx")
     if not model.graph.output:
-        raise ModelError(f"the graph has no outputs", EXPORT_AGAIN)
+        raise ModelError("the graph has no outputs", EXPORT_AGAIN)
 
 
 def _expected_bytes(tensor: TensorProto) -> int:
-    return math.ceil(math.prod(tensor.dims) * memory.bits_of(tensor.data_type) / 8)
+    elements: int = math.prod(tensor.dims)
+    return -(-elements * memory.bits_of(tensor.data_type) // 8)
 
 
 def _check_inline(tensor: TensorProto) -> None:

@@ -11,35 +11,42 @@ from tvmflow.errors import ModelError
 from tvmflow.frontend.onnx_file import subgraphs
 
 EXPORT_AGAIN = "the exporter wrote a broken graph; export it again, with a newer exporter if you can"
+# Their values differ from run to run, so no run at compile time may stand for them.
+RANDOM = frozenset({
+    "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial",
+})
 
 
 def describe(node: NodeProto) -> str:
     """How messages name a node: its operator, and its name or else its first output."""
-    operator = f"{node.domain}::{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
     output = next((name for name in node.output if name), "")
-    return f"{operator} '{node.name}'" if node.name else f"{operator} (output '{output}')"
+    return f"{operator_key(node)} '{node.name}'" if node.name else f"{operator_key(node)} (output '{output}')"
+
+
+def operator_key(node: NodeProto) -> str:
+    """The name that converters are looked up by: the operator's own in ai.onnx, "domain::name" in other domains."""
+    return node.op_type if node.domain in ("", "ai.onnx") else f"{node.domain}::{node.op_type}"
 
 
 def uses(node: NodeProto) -> set[str]:
     """The names that `node` reads, those used inside its subgraphs but defined outside of them included."""
     names = {name for name in node.input if name}
-    for graph in subgraphs(node):
-        inside = {value.name for value in (*graph.input, *graph.initializer)}
-        inside |= {name for inner in graph.node for name in inner.output}
-        used = {name for inner in graph.node for name in uses(inner)} | {value.name for value in graph.output}
-        names |= used - inside
-    return names
+    return names.union(*(outer_uses(graph) for graph in subgraphs(node)))
 
 
-def in_order(model: ModelProto) -> ModelProto:
-    """A copy of `model` with the nodes of every graph sorted so that each value is defined before its use.
+def outer_uses(graph: GraphProto) -> set[str]:
+    """The names that a subgraph reads from the graphs around it."""
+    inside = {value.name for value in (*graph.input, *graph.initializer)}
+    inside |= {name for node in graph.node for name in node.output}
+    return {value.name for value in graph.output}.union(*(uses(node) for node in graph.node)) - inside
+
+
+def sort_nodes(model: ModelProto) -> None:
+    """Sorts the nodes of every graph, in place, so that each value is defined before its use.
 
     Raises ModelError for values defined twice or never, and for cycles, naming the nodes.
     """
-    ordered = ModelProto()
-    ordered.CopyFrom(model)
-    _order(ordered.graph, set())
-    return ordered
+    _order(model.graph, set())
 
 
 def _order(graph: GraphProto, outer: Set[str]) -> None:

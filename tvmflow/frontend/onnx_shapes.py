@@ -20,21 +20,18 @@ Shape = tuple[int | str, ...]
 MAX_INFERRED_ELEMENTS = 4096
 
 
-def fix_shapes(model: ModelProto, inputs: Mapping[str, config.ModelInput],
-               dims: Mapping[str, int]) -> ModelProto:
-    """A copy of `model` whose inputs have the shapes of `inputs`, and the sizes of `dims` for named dimensions.
+def fix_shapes(model: ModelProto, inputs: Mapping[str, config.ModelInput], dims: Mapping[str, int]) -> None:
+    """Gives the inputs of `model`, in place, the shapes of `inputs`, and named dimensions the sizes of `dims`.
 
     What stays open has a name that is a valid identifier, the same name for the same size in all inputs. Shapes that
     the file declares for other values are dropped, because they may contradict the new ones.
     Raises ConfigError where `inputs` or `dims` do not fit the model, ModelError for an input without a shape.
     """
-    fixed = ModelProto()
-    fixed.CopyFrom(model)
-    real = real_inputs(fixed.graph)
-    _known("input", inputs, [value.name for value in real], f"model.inputs")
+    real = real_inputs(model.graph)
+    _known("input", inputs, [value.name for value in real], "model.inputs")
     shapes = {value.name: _shape_of(value, inputs.get(value.name)) for value in real}
     names = _dim_names(shapes)
-    _known("dimension", dims, sorted({*names, *names.values()}), f"shapes.dims")
+    _known("dimension", dims, sorted({*names, *names.values()}), "shapes.dims")
     for value in real:
         sizes = [dims.get(dim, dims.get(names[dim], names[dim])) if isinstance(dim, str) else dim
                  for dim in shapes[value.name]]
@@ -42,12 +39,11 @@ def fix_shapes(model: ModelProto, inputs: Mapping[str, config.ModelInput],
         elem_type = value.type.tensor_type.elem_type
         value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, elem_type, sizes))
         memory.check_fits(f"input '{value.name}'", [s for s in sizes if isinstance(s, int)], elem_type)
-    for value in fixed.graph.output:
+    for value in model.graph.output:
         for dim in value.type.tensor_type.shape.dim:
             dim.Clear()
-    for graph in graphs(fixed):
+    for graph in graphs(model):
         del graph.value_info[:]
-    return fixed
 
 
 def real_inputs(graph: GraphProto) -> list[ValueInfoProto]:

@@ -81,7 +81,8 @@ def _reads_as_mask(
         return _attribute(node, "to", 0) == TensorProto.BOOL
     if node.op_type == "Sub" and node.input[1] == name and node.input[0] in weights:
         one = onnx.numpy_helper.to_array(weights[node.input[0]])
-        return bool(one.size == 1 and one.reshape(-1)[0] == 1)
+        is_one: bool = one.size == 1 and one.item() == 1
+        return is_one
     return False
 
 

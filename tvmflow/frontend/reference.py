@@ -5,11 +5,14 @@ Call these in a process of their own: native code that a bad model can bring dow
 
 from __future__ import annotations
 
+import ctypes
+import importlib.metadata
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import ml_dtypes
 import numpy as np
 
 from tvmflow.errors import ReferenceError_
@@ -26,16 +29,17 @@ def run_onnx(
     Returns which reference ran, and why where it is not ONNX Runtime, and for each of `feeds` the outputs in the
     file's order, bit for bit as the reference gives them. Raises ReferenceError_ with the reference's own words.
     """
+    onnx = f"onnx {importlib.metadata.version('onnx')}'s reference implementation"
     if reference == "onnx":
-        return "onnx's reference implementation", _run(path, _onnx_reference(path), feeds)
+        return onnx, _run(path, _onnx_reference(path), feeds)
     try:
         session = _onnxruntime(path)
     except ReferenceError_ as exc:
         if reference == "onnxruntime":
             raise
-        return (f"onnx's reference implementation, because ONNX Runtime cannot load the model: {exc.details}",
-                _run(path, _onnx_reference(path), feeds))
-    return "ONNX Runtime", _run(path, session, feeds)
+        why = f"{onnx}, because ONNX Runtime cannot load the model: {exc.details}"
+        return why, _run(path, _onnx_reference(path), feeds)
+    return f"ONNX Runtime {importlib.metadata.version('onnxruntime')}", _run(path, session, feeds)
 
 
 def _run(path: Path, call: Callable[[dict[str, Any]], Arrays], feeds: Sequence[Feeds]) -> list[Arrays]:
@@ -68,22 +72,20 @@ def _onnxruntime(path: Path) -> Callable[[dict[str, Any]], Arrays]:
 
 
 def _values(session: Any, names: list[str], feed: dict[str, Any]) -> Arrays:
-    """Runs a session on values that also hold types numpy has not, such as bfloat16."""
+    """Runs a session so that types which numpy has not, such as bfloat16, can come out of it."""
     import onnxruntime
 
-    inputs = {name: onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array).reshape(array.shape))
-              for name, array in feed.items()}
+    make = onnxruntime.OrtValue.ortvalue_from_numpy
+    inputs = {name: make(np.asarray(array, order="C")) for name, array in feed.items()}
     return [_array(value) for value in session.run_with_ort_values(names, inputs)]
 
 
 def _array(value: Any) -> np.ndarray[Any, Any]:
-    if value.data_type() != "tensor(bfloat16)":
-        array: np.ndarray[Any, Any] = value.numpy()
-        return array
-    import ml_dtypes
-    import torch  # noqa: F401
-
-    return np.from_dlpack(value).view(ml_dtypes.bfloat16)
+    if value.data_type() == "tensor(bfloat16)":
+        data = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
+        return np.frombuffer(data, ml_dtypes.bfloat16).reshape(value.shape())
+    array: np.ndarray[Any, Any] = value.numpy()
+    return array
 
 
 def _onnx_reference(path: Path) -> Callable[[dict[str, Any]], Arrays]:
