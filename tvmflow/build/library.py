@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import tvm
@@ -95,7 +95,7 @@ def _calls(lowered: tvm.IRModule) -> tuple[Counter[str], int | None]:
     return counts, sum(known) if len(known) == len(sizes) else None
 
 
-def _linker(target: Target) -> dict[str, str]:
+def _linker(target: Target) -> dict[str, Any]:
     if target.machine == platform.machine():
         return {}
     compiler = CROSS_COMPILERS.get(target.machine, f"{target.machine}-linux-gnu-gcc")
@@ -104,4 +104,5 @@ def _linker(target: Target) -> dict[str, str]:
             f"linking for {target.machine} needs {compiler}, which is not installed",
             f"e.g. apt-get install gcc-{target.machine.replace('_', '-')}-linux-gnu",
         )
-    return {"cc": compiler}
+    # C compilers do not link libm on their own. TVM names libraries before the objects, where they would be dropped.
+    return {"cc": compiler, "options": ["-Wl,--push-state,--no-as-needed", "-lm", "-Wl,--pop-state"]}
