@@ -35,14 +35,15 @@ def compile(  # noqa: A001 # the verb of the project
     from tvmflow import config, flow
 
     inputs = {name: {"shape": list(shape)} for name, shape in (shapes or {}).items()}
-    cfg = config.of_model(str(model), [{"model": {"inputs": inputs}}, *overrides], defaults={"target": {"kind": target}})
+    tables = [{"model": {"inputs": inputs}}, *overrides]
+    cfg = config.of_model(str(model), tables, defaults={"target": {"kind": target}})
     path = Path(out) if out is not None else Path(f"{config.name(cfg)}.tvmflow")
     flow.compile_model(cfg, path)
     return path
 
 
 def load(path: str | Path, threads: int | None = None) -> Session:
-    """Loads an artifact; `.run({name: array})` returns {name: array}. `threads` overrides the manifest's CPU threads."""
+    """Loads an artifact; `.run({name: array})` returns {name: array}. `threads` overrides the manifest's."""
     from tvmflow import runtime
 
     return runtime.load(path, threads)

@@ -1,4 +1,4 @@
-"""Times callables side by side: raw samples in rounds that take turns, medians and their ratio. Knows nothing of TVM."""
+"""Times callables side by side: raw samples in rounds that take turns, medians, ratios. Knows nothing of TVM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command line: arguments become typed values, a function of flow is called, its result becomes text and an exit code.
+"""The command line: arguments become typed values for a function of flow, its result becomes text and an exit code.
 
 The only module that prints or exits. Heavy imports stay inside the commands, so that --help answers at once.
 """
@@ -254,8 +254,9 @@ def doctor(as_json: bool) -> None:
         click.echo(json.dumps([finding.__dict__ for finding in findings]))
     else:
         for finding in findings:
-            mark = {"ok": click.style("ok", fg="green"), "info": "--"}.get(finding.state, click.style("FAULT", fg="red"))
-            click.echo(f"{mark:>5}  {finding.name}: {finding.found}" + (f"\n       fix: {finding.fix}" if finding.fix else ""))
+            click.echo(f"{finding.state:>5}  {finding.name}: {finding.found}")
+            if finding.fix:
+                click.echo(f"       fix: {finding.fix}")
     if any(finding.state == "fault" for finding in findings):
         sys.exit(14)
 
@@ -310,7 +311,7 @@ def _show(table: Any, plain: Any, as_json: bool) -> None:
 
 @contextmanager
 def _progress(what: str) -> Iterator[Callable[[str], None]]:
-    """A line on standard error that names the step in progress and the time so far; nothing where that is no terminal."""
+    """A line on standard error that names the step in progress and the time so far; nothing without a terminal."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 

@@ -68,7 +68,8 @@ def _is_local(name: str) -> bool:
 
 def _cpu() -> Finding:
     features = target.host_features()
-    levels = {"x86-64-v4": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}, "x86-64-v3": {"avx2", "fma", "bmi2"}}
+    avx512 = {f"avx512{part}" for part in ("f", "bw", "cd", "dq", "vl")}
+    levels = {"x86-64-v4": avx512, "x86-64-v3": {"avx2", "fma", "bmi2"}}
     level = next((name for name, needed in levels.items() if needed <= features), "baseline")
     return Finding("cpu", "ok", f"{level}; {len(features)} extensions known to LLVM")
 

@@ -10,7 +10,7 @@ TvmflowError                  1
 ├── CompileError              8   the compiler failed or crashed
 ├── ArtifactError             9   an artifact is damaged or not for this machine
 ├── VerifyError              10   the library's values are not the reference's
-├── ReferenceError_          11   the reference itself cannot be run, so nothing can be verified
+├── ReferenceRunError        11   the reference itself cannot be run, so nothing can be verified
 ├── InputError               12   arrays handed to a library do not fit its inputs
 ├── OutputError              13   a result cannot be written
 └── SetupError               14   this installation cannot work
@@ -76,7 +76,7 @@ class VerifyError(TvmflowError):
     exit_code = 10
 
 
-class ReferenceError_(TvmflowError):
+class ReferenceRunError(TvmflowError):
     exit_code = 11
 
 

@@ -20,7 +20,15 @@ import numpy as np
 from tvmflow import artifact, bench, config, frontend, process, verify
 from tvmflow.artifact import Manifest, Stage, Verdict
 from tvmflow.config import Config
-from tvmflow.errors import ArtifactError, CompileError, InputError, OutputError, ReferenceError_, TvmflowError, VerifyError
+from tvmflow.errors import (
+    ArtifactError,
+    CompileError,
+    InputError,
+    OutputError,
+    ReferenceRunError,
+    TvmflowError,
+    VerifyError,
+)
 
 OnEvent = Callable[[str], None]
 RUN_ENV = {"TVM_USE_RUNTIME_LIB": "1"}  # a process that only runs a library needs no compiler
@@ -35,7 +43,10 @@ class Options:
     on_event: OnEvent = field(default=lambda event: None)
 
 
-def compile_model(cfg: Config, out: Path, options: Options = Options()) -> Manifest:  # noqa: B008 # frozen
+DEFAULTS = Options()
+
+
+def compile_model(cfg: Config, out: Path, options: Options = DEFAULTS) -> Manifest:
     """Config -> artifact at `out`, verified unless the config says otherwise. Nothing is left behind on an error."""
     with artifact.staging(out, options.zipped) as folder:
         manifest = _build(cfg, folder, options)
@@ -46,14 +57,14 @@ def compile_model(cfg: Config, out: Path, options: Options = Options()) -> Manif
 
 
 def verify_artifact(path: Path, model: Path | None, overrides: config.Overrides, on_event: OnEvent) -> Verdict:
-    """Holds an artifact's outputs against its model's, which is looked for where it was compiled from, or at `model`."""
+    """Holds an artifact's outputs against its model's; `model` is where that lies now, if it was moved."""
     with artifact.opened(path) as (folder, manifest):
         cfg = _config_of(manifest, model, overrides)
         return _verdict(cfg, folder, manifest, on_event)
 
 
 def run_artifact(path: Path, inputs: Path | int, outputs: Path | None, threads: int | None) -> dict[str, np.ndarray]:
-    """Runs an artifact on the arrays of an .npz file, or on inputs drawn with a seed; writes the outputs to `outputs`."""
+    """Runs an artifact on the arrays of an .npz file, or on inputs drawn with a seed; `outputs` is an .npz to write."""
     with artifact.opened(path) as (folder, manifest):
         feeds = read_npz(inputs) if isinstance(inputs, Path) else _drawn(manifest, inputs).inputs
         (results,) = _run(folder, manifest, [feeds], threads, ArtifactError)
@@ -69,8 +80,8 @@ def bench_artifact(path: Path, model: Path | None, threads: int | None, budget_s
         cfg = _config_of(manifest, model, ())
         feeds = _drawn(manifest, 0).inputs
         samples, _ = process.call(
-            "tvmflow.children:time_beside_onnxruntime", cfg, folder, feeds, threads, budget_s, what="timing the library",
-            error=ArtifactError, env=RUN_ENV,
+            "tvmflow.children:time_beside_onnxruntime", cfg, folder, feeds, threads, budget_s,
+            what="timing the library", error=ArtifactError, env=RUN_ENV,
         )  # fmt: skip
     return tuple(samples)
 
@@ -93,7 +104,8 @@ def read_npz(path: Path) -> dict[str, np.ndarray]:
         with np.load(path, allow_pickle=False) as archive:
             return {name: archive[name] for name in archive.files}
     except (OSError, ValueError, zipfile.BadZipFile, AttributeError) as exc:
-        raise InputError(f"{path}: not an .npz of arrays: {exc}", "write it with numpy.savez(path, name=array)") from None
+        hint = "write it with numpy.savez(path, name=array)"
+        raise InputError(f"{path}: not an .npz of arrays: {exc}", hint) from None
 
 
 def write_npz(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
@@ -167,9 +179,8 @@ def _with_verdict(cfg: Config, folder: Path, manifest: Manifest, options: Option
 
 def wrong_values(verdict: Verdict) -> VerifyError:
     """The error for a verdict that is not ok: which outputs of which runs, and how far off."""
-    lines = [
-        f"\n  {run.inputs}, output `{out.name}`: {out.reason}" for run in verdict.runs for out in run.outputs if not out.ok
-    ]
+    wrong = [(run.inputs, output) for run in verdict.runs for output in run.outputs if not output.ok]
+    lines = [f"\n  {inputs}, output `{output.name}`: {output.reason}" for inputs, output in wrong]
     more = f"\n  and {len(lines) - 6} more" if len(lines) > 6 else ""
     return VerifyError(
         f"the library's values are not those of {verdict.reference}:" + "".join(lines[:6]) + more,
@@ -228,14 +239,15 @@ def _reference(cfg: Config, manifest: Manifest) -> tuple[list[verify.Feeds], str
     first_error: TvmflowError | None = None
     for feeds in _feeds(cfg, manifest):
         try:
+            inputs = [f.inputs for f in feeds]
             (name, outputs), _ = process.call(
-                "tvmflow.frontend:reference", cfg, [f.inputs for f in feeds], what="the reference", error=ReferenceError_
+                "tvmflow.frontend:reference", cfg, inputs, what="the reference", error=ReferenceRunError
             )
             return feeds, name, outputs
-        except ReferenceError_ as exc:
+        except ReferenceRunError as exc:
             first_error = first_error or exc
     assert first_error is not None
-    raise ReferenceError_(
+    raise ReferenceRunError(
         f"the reference accepts none of the inputs tried, so nothing can be verified. {first_error.message}",
         "give inputs that the model accepts: [verify] inputs = \"x.npz\" (--verify-inputs), ranges or dims",
         first_error.details,
@@ -248,7 +260,18 @@ def _feeds(cfg: Config, manifest: Manifest) -> Iterator[list[verify.Feeds]]:
         yield [verify.Feeds(read_npz(cfg.verify.inputs), {}, cfg.verify.inputs.name)]
         return
     per_seed = (verify.candidates(manifest.signature, cfg.verify, seed) for seed in cfg.verify.seeds)
-    yield from (list(row) for row in zip(*per_seed, strict=True))
+    examples = _examples(cfg)
+    yield from ([*examples, *row] for row in zip(*per_seed, strict=True))
+    if examples:
+        yield examples
+
+
+def _examples(cfg: Config) -> list[verify.Feeds]:
+    """The inputs that the model brings along, if any."""
+    if not frontend.is_torch(cfg):
+        return []
+    inputs, _ = process.call("tvmflow.frontend:examples", cfg, what="the reference", error=ReferenceRunError)
+    return [verify.Feeds(inputs, {}, "example")]
 
 
 def _drawn(manifest: Manifest, seed: int) -> verify.Feeds:

@@ -9,6 +9,7 @@ and `multiprocessing` would run the caller's main script a second time.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import pickle
@@ -114,10 +115,8 @@ def _wait(child: subprocess.Popen[bytes]) -> tuple[int, int]:
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
     if child.returncode is None:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         child.wait()
 
 

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tvmflow import artifact, target
-from tvmflow.artifact import CONSTANTS, LIBRARY, Constant, Manifest, Signature, TensorSpec
+from tvmflow.artifact import CONSTANTS, LIBRARY, Constant, Signature, TensorSpec
 from tvmflow.errors import ArtifactError, InputError
 
 # A library only loads into the run time whose structures it was compiled against.

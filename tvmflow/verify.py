@@ -41,7 +41,7 @@ def candidates(signature: Signature, section: VerifySection, seed: int) -> Itera
     ranges = TRIED_RANGES if any(_is_open(spec, section) for spec in signature.inputs) else TRIED_RANGES[:1]
     for dims, fallback in itertools.product(_sizes(signature, section, seed), ranges):
         rng = np.random.default_rng(seed)
-        inputs = {spec.name: _draw(spec, section, dims, (rng, fallback)) for spec in signature.inputs}
+        inputs = {spec.name: _draw(spec, section, dims, rng, fallback) for spec in signature.inputs}
         yield Feeds(inputs, dims, f"seed {seed}")
 
 
@@ -138,17 +138,17 @@ def _sizes(signature: Signature, section: VerifySection, seed: int) -> Iterator[
 
 
 def _draw(
-    spec: TensorSpec, section: VerifySection, dims: Mapping[str, int], source: tuple[np.random.Generator, tuple[int, int]]
-) -> np.ndarray:
-    rng, fallback = source
+    spec: TensorSpec, section: VerifySection, dims: Mapping[str, int], rng: np.random.Generator,
+    fallback: tuple[int, int],
+) -> np.ndarray:  # fmt: skip
     shape = tuple(dims[d] if isinstance(d, str) else d for d in spec.shape)
     dtype = np.dtype(spec.dtype)
     limits = section.ranges.get(spec.name) or spec.range
     if dtype.kind == "b":
         return rng.integers(0, 2, shape).astype(bool)
     if dtype.kind == "f":
-        values = rng.standard_normal(shape) if limits is None else rng.uniform(*limits, shape)
-        return np.asarray(values).astype(dtype)
+        reals = rng.standard_normal(shape) if limits is None else rng.uniform(*limits, shape)
+        return np.asarray(reals).astype(dtype)
     low, high = limits or (max(fallback[0], np.iinfo(dtype).min), fallback[1])
     values = rng.integers(int(low), int(high), shape, np.int64, endpoint=True)
     if limits is None and fallback[0] != 0:

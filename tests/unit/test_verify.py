@@ -87,7 +87,9 @@ def spec(name: str, dtype: str, shape: tuple[int | str, ...], limits: tuple[floa
 
 def test_inputs_keep_to_ranges_and_shared_sizes() -> None:
     signature = Signature(
-        inputs=(spec("ids", "int64", ("b", "t"), (0, 9)), spec("mask", "bool", ("b", "t")), spec("x", "float32", (4, "t"))),
+        inputs=(
+            spec("ids", "int64", ("b", "t"), (0, 9)), spec("mask", "bool", ("b", "t")), spec("x", "float32", (4, "t")),
+        ),
         outputs=(),
     )
     section = VerifySection.model_validate({"ranges": {"x": (2, 3)}})

@@ -14,6 +14,7 @@ from tvmflow.config import Config
 
 if TYPE_CHECKING:
     from tvmflow.frontend.model import Model
+    from tvmflow.frontend.torch import Source
 
 Feeds = dict[str, np.ndarray]
 
@@ -29,7 +30,7 @@ def load(config: Config) -> Model:
     if is_torch(config):
         from tvmflow.frontend import torch
 
-        return torch.load(config.model, config.shapes.dims)
+        return torch.load(_torch_source(config), config.model.inputs, config.shapes.dims)
     from tvmflow.frontend import onnx
 
     assert config.model.path is not None
@@ -39,14 +40,33 @@ def load(config: Config) -> Model:
 def reference(config: Config, feeds: Sequence[Feeds]) -> tuple[str, list[list[np.ndarray]]]:
     """Runs the model as it was given, not as it was rewritten, on each of `feeds`.
 
-    Returns what ran it ("ONNX Runtime 1.23.0"), and per feed the outputs in the model's order. Raises ReferenceError_.
+    Returns what ran it ("ONNX Runtime 1.23.0"), and per feed the outputs in the model's order. Raises ReferenceRunError.
     """
     if is_torch(config):
         from tvmflow.frontend import torch
 
-        return torch.run_eager(config.model, list(feeds))
+        return torch.VERSION, torch.run_eager(_torch_source(config), feeds)
     from tvmflow.frontend.reference import run_onnx
 
     assert config.model.path is not None
     kind = "auto" if config.verify.reference == "torch" else config.verify.reference
-    return run_onnx(config.model.path, list(feeds), kind)
+    return run_onnx(config.model.path, feeds, kind)
+
+
+def examples(config: Config) -> Feeds | None:
+    """The inputs that a PyTorch model brings along, at the config's sizes; None for ONNX, which has none."""
+    if not is_torch(config):
+        return None
+    from tvmflow.frontend import torch
+
+    return torch.example_inputs(torch.resized(_torch_source(config), config.model.inputs, config.shapes.dims))
+
+
+def _torch_source(config: Config) -> Source:
+    from tvmflow.frontend import torch
+
+    model = config.model
+    if model.entry is not None:
+        return torch.load_entry(model.entry, model.folder)
+    assert model.path is not None
+    return torch.load_program(model.path)

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import ml_dtypes
 import numpy as np
 
-from tvmflow.errors import ReferenceError_
+from tvmflow.errors import ReferenceRunError
 
 Feeds = Mapping[str, np.ndarray[Any, Any]]
 Arrays = list[np.ndarray[Any, Any]]
@@ -27,14 +27,14 @@ def run_onnx(
     """Runs the file `path`, unchanged, once for each of `feeds` (arrays by input name).
 
     Returns which reference ran, and why where it is not ONNX Runtime, and for each of `feeds` the outputs in the
-    file's order, bit for bit as the reference gives them. Raises ReferenceError_ with the reference's own words.
+    file's order, bit for bit as the reference gives them. Raises ReferenceRunError with the reference's own words.
     """
     onnx = f"onnx {importlib.metadata.version('onnx')}'s reference implementation"
     if reference == "onnx":
         return onnx, _run(path, _onnx_reference(path), feeds)
     try:
         session = _onnxruntime(path)
-    except ReferenceError_ as exc:
+    except ReferenceRunError as exc:
         if reference == "onnxruntime":
             raise
         why = f"{onnx}, because ONNX Runtime cannot load the model: {exc.details}"
@@ -46,7 +46,7 @@ def _run(path: Path, call: Callable[[dict[str, Any]], Arrays], feeds: Sequence[F
     try:
         return [call(dict(feed)) for feed in feeds]
     except Exception as exc:  # a reference raises whatever it likes; all of it is its verdict on these inputs
-        raise ReferenceError_(f"{path}: the reference fails on these inputs: {_said(exc)}",
+        raise ReferenceRunError(f"{path}: the reference fails on these inputs: {_said(exc)}",
                               "give inputs that fit the model, e.g. by verify.ranges or verify.inputs") from exc
 
 
@@ -59,7 +59,7 @@ def _onnxruntime(path: Path) -> Callable[[dict[str, Any]], Arrays]:
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as exc:  # its exceptions have no base class of their own
-        raise ReferenceError_(f"{path}: ONNX Runtime cannot load the model: {_said(exc)}",
+        raise ReferenceRunError(f"{path}: ONNX Runtime cannot load the model: {_said(exc)}",
                               'try verify.reference = "onnx"', _said(exc)) from exc
     names = [output.name for output in session.get_outputs()]
     unique = list(dict.fromkeys(names))
@@ -84,8 +84,7 @@ def _array(value: Any) -> np.ndarray[Any, Any]:
     if value.data_type() == "tensor(bfloat16)":
         data = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())
         return np.frombuffer(data, ml_dtypes.bfloat16).reshape(value.shape())
-    array: np.ndarray[Any, Any] = value.numpy()
-    return array
+    return np.array(value.numpy())  # a copy: an output that is an input shares memory that ends with this call
 
 
 def _onnx_reference(path: Path) -> Callable[[dict[str, Any]], Arrays]:
@@ -95,7 +94,7 @@ def _onnx_reference(path: Path) -> Callable[[dict[str, Any]], Arrays]:
     try:
         evaluator = ReferenceEvaluator(onnx.load(path))
     except Exception as exc:  # it raises whatever its parts raise
-        raise ReferenceError_(f"{path}: onnx's reference implementation cannot load the model: {_said(exc)}",
+        raise ReferenceRunError(f"{path}: onnx's reference implementation cannot load the model: {_said(exc)}",
                               "verify with another reference, or give verify.enabled = false by name") from exc
 
     def call(feed: dict[str, Any]) -> Arrays:

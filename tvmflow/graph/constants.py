@@ -49,8 +49,8 @@ class _Lifter(PyExprMutator):  # type: ignore[misc] # TVM has no types
 class FoldExactly:
     """Computes with numpy what depends on weights alone and has only one right result, to the last bit.
 
-    Reshapes, transposes and IEEE 754's basic operations: what folding BatchNorm and changing layouts leave behind. TVM's
-    FoldConstant would compile a kernel for each, which on a convolutional model takes most of a build.
+    Reshapes, transposes and IEEE 754's basic operations: what folding BatchNorm and changing layouts leave behind.
+    TVM's FoldConstant would compile a kernel for each, which on a convolutional model takes most of a build.
     """
 
     def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:

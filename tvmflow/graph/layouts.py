@@ -138,7 +138,7 @@ def _dims(value: relax.Expr) -> list[tvm.ir.PrimExpr]:
 def _size_bytes(var: relax.Var) -> int:
     """Bytes of a tensor, symbolic axes counted as `NOMINAL_DIM`."""
     sizes = [int(d) if isinstance(d, IntImm) else NOMINAL_DIM for d in _dims(var)]
-    return math.prod(sizes) * max(tvm.DataType(var.ty.dtype).bits // 8, 1)
+    return math.prod(sizes) * max(int(tvm.DataType(var.ty.dtype).bits) // 8, 1)
 
 
 def _bytes(transforms: tuple[LayoutTransform, ...]) -> int:

@@ -1,8 +1,8 @@
 """The graph stage: named lists of passes from an imported module to one that is ready to be scheduled and built.
 
-`prepare_steps` ends with fused, legal kernels: the module that keys, tuning and build all start from. `lower_steps` turns
-that module into calls of the virtual machine. Both are plain tuples that can be printed; `run` applies one, and its
-callback is the only hook between passes.
+Up to `fuse_steps` they make the fused, legal kernels that keys, tuning and build all start from; `lower_steps` turns
+those into calls of the virtual machine. All are plain tuples that can be printed; `run` applies one, and its callback is
+the only hook between passes.
 """
 
 from __future__ import annotations
@@ -34,11 +34,6 @@ class Step:
 
 # Called after each step with the step, the module it made, and the seconds it took.
 AfterStep = Callable[[Step, tvm.IRModule, float], None]
-
-
-def prepare_steps(kind: str, layout: str, prepack: bool) -> tuple[Step, ...]:
-    """From an imported module to fused kernels. `kind` is the target's, `layout` is "keep" or "nhwc"."""
-    return (*simplify_steps(), *(layout_steps() if layout == "nhwc" else ()), *fuse_steps(kind, prepack))
 
 
 def simplify_steps() -> tuple[Step, ...]:

@@ -78,37 +78,47 @@ def _elementwise(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV) -> str:
 
 
 def _reduction(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV) -> str:
-    """Tiles rows x vectors, accumulates the tile in a local buffer, and initialises it apart from the reduction."""
-    axes = [_Axis.of(schedule, loop, iter_var) for loop, iter_var in
-            zip(schedule.get_loops(block), schedule.get(block).iter_vars, strict=True)]  # fmt: skip
+    pairs = zip(schedule.get_loops(block), schedule.get(block).iter_vars, strict=True)
+    axes = [_Axis.of(schedule, loop, iter_var) for loop, iter_var in pairs]
     spatial = [axis for axis in axes if not axis.is_reduction]
     vector = _vector_axis(schedule, block, spatial)
     if vector is None:
         _parallel(schedule, [axis.loop for axis in spatial], 1)
         return "parallel rows"
-    rest = [axis for axis in spatial if axis is not vector]
-    wide = _width(vector.extent)
-    most = min(MAX_ROWS, ACCUMULATORS // -(-wide // LANES))
-    row = max(rest, key=lambda a: (_is_outer_product(schedule, block, a, vector), _divisor(a.extent, most)), default=None)
+    _register_tile(schedule, block, axes, vector)
+    return "register tile"
+
+
+def _register_tile(
+    schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV, axes: list[_Axis], vector: _Axis
+) -> None:
+    """Tiles rows x vectors, accumulates the tile in a local buffer, and initialises it apart from the reduction."""
+    width = _width(vector.extent)
+    most = min(MAX_ROWS, ACCUMULATORS // -(-width // LANES))
+
+    def worth(axis: _Axis) -> tuple[bool, int]:
+        return _is_outer_product(schedule, block, axis, vector), _divisor(axis.extent, most)
+
+    rest = [axis for axis in axes if not axis.is_reduction and axis is not vector]
+    row = max(rest, key=worth, default=None)
     outer = [axis.loop for axis in rest if axis is not row]
     inner = []
     if row is not None:
-        row_outer, row_inner = schedule.split(row.loop, [None, _divisor(row.extent, most)])
-        outer.append(row_outer)
-        inner.append(row_inner)
-    vector_outer, vector_inner = schedule.split(vector.loop, [None, wide])
-    outer.append(vector_outer)
+        rows, within = schedule.split(row.loop, [None, _divisor(row.extent, most)])
+        outer.append(rows)
+        inner.append(within)
+    vectors, lane = schedule.split(vector.loop, [None, width])
+    outer.append(vectors)
     reductions = [axis.loop for axis in axes if axis.is_reduction]
-    schedule.reorder(*outer, *reductions, *inner, vector_inner)
+    schedule.reorder(*outer, *reductions, *inner, lane)
     written = schedule.cache_write(block, 0, "global")
-    threads = _parallel(schedule, outer, wide * 64)
+    threads = _parallel(schedule, outer, width * 64)
     schedule.reverse_compute_at(written, threads, preserve_unit_loops=True)
     for loop in inner:
         schedule.unroll(loop)
-    schedule.vectorize(vector_inner)
+    schedule.vectorize(lane)
     schedule.vectorize(schedule.get_loops(written)[-1])
     schedule.decompose_reduction(block, reductions[0])
-    return "register tile"
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow.errors import InputError, ModelError, ReferenceError_, SetupError, UnsupportedError
+from tvmflow.errors import InputError, ModelError, ReferenceRunError, SetupError, UnsupportedError
 
 try:
     import torch
@@ -111,7 +111,7 @@ def example_inputs(source: Source) -> dict[str, Array]:
 def run_eager(source: Source, feeds: Sequence[Mapping[str, Array]]) -> list[list[Array]]:
     """The reference: what eager PyTorch answers to each of `feeds`, in the order of the signature's outputs.
 
-    Raises InputError when a feed does not name exactly the inputs, ReferenceError_ when the module fails.
+    Raises InputError when a feed does not name exactly the inputs, ReferenceRunError when the module fails.
     """
     torch.manual_seed(0)
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -163,7 +163,7 @@ def _run_once(source: Source, feed: Mapping[str, Array]) -> list[Array]:
         with torch.no_grad():
             answer = source.module(*args, **kwargs)
     except Exception as exc:
-        raise ReferenceError_(f"{source.where}: eager PyTorch failed: {_said(exc)}",
+        raise ReferenceRunError(f"{source.where}: eager PyTorch failed: {_said(exc)}",
                               "the module must run with these inputs before it can be verified",
                               traceback.format_exc()) from exc
     return [to_array(leaf, name) for name, leaf in named_outputs(answer) if isinstance(leaf, torch.Tensor)]
