@@ -27,7 +27,7 @@ from tvmflow.frontend.torch.checks import operator_name, refuse
 from tvmflow.frontend.torch.conversion import convert_map, known_operators
 from tvmflow.frontend.torch.decompositions import table
 from tvmflow.frontend.torch.shapes import export_arguments, export_shapes, resized, symbol_names
-from tvmflow.frontend.torch.source import Source, named_outputs, tensor_placeholders
+from tvmflow.frontend.torch.source import Source, named_outputs, said, tensor_placeholders
 
 ASSERTIONS = {"_assert_async.msg", "_assert_async.default"}
 SIZE_CHECKS = {
@@ -66,9 +66,8 @@ def _decomposed(source: Source) -> ExportedProgram:
                     source.module, args, kwargs, dynamic_shapes=export_shapes(source), strict=False)
             return program.run_decompositions(table())
         except Exception as exc:
-            lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
             raise ModelError(
-                f"{source.where}: torch.export failed: {type(exc).__name__}: {' '.join(lines[:3])[:400]}",
+                f"{source.where}: torch.export failed: {said(exc)}",
                 "torch.export needs code whose control flow does not depend on values, and a dimension that the code"
                 " fixes cannot be dynamic", traceback.format_exc()) from exc
 

@@ -163,7 +163,7 @@ def _run_once(source: Source, feed: Mapping[str, Array]) -> list[Array]:
         with torch.no_grad():
             answer = source.module(*args, **kwargs)
     except Exception as exc:
-        raise ReferenceRunError(f"{source.where}: eager PyTorch failed: {_said(exc)}",
+        raise ReferenceRunError(f"{source.where}: eager PyTorch failed: {said(exc)}",
                               "the module must run with these inputs before it can be verified",
                               traceback.format_exc()) from exc
     return [to_array(leaf, name) for name, leaf in named_outputs(answer) if isinstance(leaf, torch.Tensor)]
@@ -176,6 +176,8 @@ def _source_of(entry: str, made: Any) -> Source:
     module, args, *shapes = made
     if not isinstance(module, torch.nn.Module):
         raise ModelError(f"{entry}: the first value is a {type(module).__name__}, not a torch.nn.Module", hint)
+    if isinstance(module, torch.jit.ScriptModule):
+        raise ModelError(f"{entry}: a TorchScript module cannot be exported", "return the torch.nn.Module it was made of")
     if not isinstance(args, tuple | list):
         raise ModelError(f"{entry}: the example inputs are a {type(args).__name__}, not a tuple", hint)
     try:
@@ -235,11 +237,12 @@ def _zeros_like_inputs(program: torch.export.ExportedProgram) -> tuple[tuple[Any
 
 
 def _user_error(what: str, exc: BaseException) -> ModelError:
-    return ModelError(f"{what}: {_said(exc)}", "mend the model's code; it must run on its own first",
+    return ModelError(f"{what}: {said(exc)}", "mend the model's code; it must run on its own first",
                       "".join(traceback.format_exception(exc)))
 
 
-def _said(exc: BaseException) -> str:
+def said(exc: BaseException) -> str:
+    """An exception's kind, message and place in the user's code."""
     return f"{type(exc).__name__}: {_first_line(exc)}{_user_place(exc)}"
 
 
@@ -253,4 +256,6 @@ def _user_place(exc: BaseException) -> str:
 
 
 def _first_line(exc: BaseException) -> str:
-    return next((line.strip() for line in str(exc).splitlines() if line.strip()), "")[:300]
+    """The message's first line; PyTorch's own often say what is wrong in the one after it."""
+    lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
+    return " ".join(lines[:2] if lines and lines[0].endswith(("!", ":", '"+dynamic".')) else lines[:1])[:400]
