@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tvm
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 from tvm import relax, tirx
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, onnx_input
 
@@ -22,8 +22,8 @@ from tvmflow.frontend.onnx_shapes import Shape
 
 # Their converters can compute on shapes (relax.ShapeExpr) and sizes (integer expressions) as on tensors.
 SHAPE_OPERATORS = frozenset({
-    "Reshape", "Resize", "ConstantOfShape", "Gather", "Slice", "Shape", "Expand", "Concat", "Equal", "Where", "Cast",
-    "CastLike", "Squeeze", "Unsqueeze", "Range", "Identity",
+    "Reshape", "Resize", "ConstantOfShape", "Gather", "Slice", "Shape", "Expand", "Concat", "Equal", "Where",
+    "Squeeze", "Unsqueeze", "Range", "Identity",
 })
 SIZE_OPERATORS = frozenset({"Add", "Sub", "Mul", "Div"})
 SEQUENCE_OPERATORS = frozenset({
@@ -163,6 +163,8 @@ def _stays_symbolic(node: NodeProto, inputs: Sequence[Any]) -> bool:
     """Whether the converter may see shapes and sizes: those of SIZE_OPERATORS only together with constants."""
     if node.op_type in SIZE_OPERATORS:
         return all(_is_size(value) or isinstance(value, tvm.ir.GenericConst) for value in inputs)
+    if node.op_type == "Cast":
+        return any(attribute.name == "to" and attribute.i == TensorProto.INT64 for attribute in node.attribute)
     return node.op_type in SHAPE_OPERATORS
 
 

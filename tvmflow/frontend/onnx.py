@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -132,4 +133,4 @@ def _size(dim: tirx.PrimExpr, known: set[str]) -> int | str:
     names = {var.name for var in tirx.analysis.undefined_vars(dim)}
     if not names <= known:
         return "?"
-    return str(dim) if isinstance(dim, tirx.Var) else f"({dim})"
+    return str(dim) if isinstance(dim, tirx.Var) else "(" + re.sub(r"T\.int64\((-?\d+)\)", r"\1", str(dim)) + ")"

@@ -78,7 +78,7 @@ def _reads_as_mask(
 ) -> bool:
     """A mask is cast to bool, or taken from one as in `(1 - mask) * -10000`."""
     if node.op_type == "Cast":
-        return _attribute(node, "to", 0) == TensorProto.BOOL
+        return _attribute(node, "to", 0) == int(TensorProto.BOOL)
     if node.op_type == "Sub" and node.input[1] == name and node.input[0] in weights:
         one = onnx.numpy_helper.to_array(weights[node.input[0]])
         is_one: bool = one.size == 1 and one.item() == 1
@@ -87,6 +87,6 @@ def _reads_as_mask(
 
 
 def _attribute(node: NodeProto, name: str, default: int) -> int:
-    return next((a.i for a in node.attribute if a.name == name and a.type == AttributeProto.INT), default)
+    return next((int(a.i) for a in node.attribute if a.name == name and a.type == AttributeProto.INT), default)
 
 

@@ -37,7 +37,7 @@ def run_onnx(
     except ReferenceRunError as exc:
         if reference == "onnxruntime":
             raise
-        why = f"{onnx}, because ONNX Runtime cannot load the model: {exc.details}"
+        why = f"{onnx}, because ONNX Runtime cannot load it: {exc.details}"
         return why, _run(path, _onnx_reference(path), feeds)
     return f"ONNX Runtime {importlib.metadata.version('onnxruntime')}", _run(path, session, feeds)
 
