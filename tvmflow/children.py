@@ -71,7 +71,7 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
         stages=tuple(log.stages),
         peak_rss_bytes=0,
         cuda=cuda,
-        notes=model.notes,
+        notes=(*model.notes, *_warnings(cfg)),
         verdict=None,
     )
 
@@ -169,6 +169,10 @@ def _resolved(cfg: Config, target: Target) -> Config:
     """The config with what "native" turned out to mean, so that the library can be rebuilt elsewhere."""
     section = cfg.target.model_copy(update={"mcpu": target.mcpu, "threads": target.threads, "arch": target.arch})
     return cfg.model_copy(update={"target": section})
+
+
+def _warnings(cfg: Config) -> tuple[str, ...]:
+    return ("numerics.tf32 = true, but no kernel of this version uses TF32",) if cfg.numerics.tf32 else ()
 
 
 def _target_info(target: Target) -> TargetInfo:

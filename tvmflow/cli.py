@@ -10,17 +10,12 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 import click
 
-from tvmflow import __version__
+from tvmflow import __version__, cli_options
 from tvmflow.errors import EXIT_BUG, EXIT_INTERRUPTED, TvmflowError, UsageError
-
-if TYPE_CHECKING:
-    from tvmflow.config import Config
-
-F = TypeVar("F", bound=Callable[..., Any])
 
 
 def main() -> None:
@@ -65,38 +60,15 @@ def cli() -> None:
     """
 
 
-def model_options(command: F) -> F:
-    """MODEL and everything that makes a Config of it."""
-    for decorate in reversed(
-        [
-            click.argument("model"),
-            click.option("--target", type=click.Choice(["llvm", "cuda"]), help="What to generate code for."),
-            click.option("--arch", metavar="SM", help="CUDA architecture, e.g. sm_90; needed without a GPU."),
-            click.option("--shape", "shapes", multiple=True, metavar="NAME=1x3x224x224",
-                         help="Shape of an input; a name instead of a number keeps that axis symbolic."),
-            click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE", help="Size of a symbolic dimension."),
-            click.option("--set", "sets", multiple=True, metavar="KEY=VALUE",
-                         help="Override any config key, e.g. numerics.fast_math=true."),
-        ]
-    ):  # fmt: skip
-        command = decorate(command)
-    return command
-
-
-debug_option = click.option("--debug", is_flag=True, help="Show the whole trace behind an error.")
-json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
-threads_option = click.option("--threads", type=click.IntRange(min=1), help="CPU threads; default: the manifest's.")
-
-
 @cli.command()
-@model_options
+@cli_options.model
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Artifact to write [default: ./NAME.tvmflow].")
 @click.option("--zip", "zipped", is_flag=True, help="Write one zip file instead of a folder.")
 @click.option("--no-verify", is_flag=True, help="Do not run the library against the reference.")
 @click.option("--verify-inputs", type=click.Path(path_type=Path), metavar="NPZ", help="Verify with these inputs.")
 @click.option("--dump-ir", type=click.Path(path_type=Path), metavar="DIR", help="Write the module after each pass.")
-@json_option
-@debug_option
+@cli_options.as_json
+@cli_options.debug
 def compile(  # noqa: A001 # the command's name
     output: Path | None, zipped: bool, no_verify: bool, verify_inputs: Path | None, dump_ir: Path | None,
     as_json: bool, debug: bool, **model: Any,
@@ -111,7 +83,7 @@ def compile(  # noqa: A001 # the command's name
     verification: dict[str, Any] = {"enabled": False} if no_verify else {}
     if verify_inputs is not None:
         verification["inputs"] = str(verify_inputs)
-    cfg = _config(**model, extra={"verify": verification})
+    cfg = cli_options.config_of(**model, verify=verification)
     if not as_json:
         click.echo(click.style("# resolved config", dim=True) + "\n" + config.to_toml(cfg))
     out = output or Path(f"{config.name(cfg)}.tvmflow" + (".zip" if zipped else ""))
@@ -127,9 +99,9 @@ def compile(  # noqa: A001 # the command's name
 @click.option("--inputs", type=click.Path(path_type=Path), metavar="NPZ", help="Arrays by input name.")
 @click.option("--seed", type=click.IntRange(min=0), help="Draw the inputs instead.")
 @click.option("--outputs", type=click.Path(path_type=Path), metavar="NPZ", help="Where to write the outputs.")
-@threads_option
-@json_option
-@debug_option
+@cli_options.threads
+@cli_options.as_json
+@cli_options.debug
 def run(artifact: Path, inputs: Path | None, seed: int | None, outputs: Path | None, threads: int | None,
         as_json: bool, debug: bool) -> None:  # fmt: skip
     """Run ARTIFACT once on arrays from an .npz file."""
@@ -153,8 +125,8 @@ def run(artifact: Path, inputs: Path | None, seed: int | None, outputs: Path | N
 @click.option("--model", type=click.Path(path_type=Path), help="The model it was compiled from, if it was moved.")
 @click.option("--verify-inputs", type=click.Path(path_type=Path), metavar="NPZ", help="Verify with these inputs.")
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Override a key, e.g. verify.seeds=[7,8].")
-@json_option
-@debug_option
+@cli_options.as_json
+@cli_options.debug
 def verify(artifact: Path, model: Path | None, verify_inputs: Path | None, sets: tuple[str, ...], as_json: bool,
            debug: bool) -> None:  # fmt: skip
     """Hold ARTIFACT's outputs against the reference again."""
@@ -174,9 +146,9 @@ def verify(artifact: Path, model: Path | None, verify_inputs: Path | None, sets:
 @click.argument("artifact", type=click.Path(path_type=Path))
 @click.option("--model", type=click.Path(path_type=Path), help="The model it was compiled from, if it was moved.")
 @click.option("--seconds", type=click.FloatRange(min=0.1), default=5.0, show_default=True, help="Time to spend.")
-@threads_option
-@json_option
-@debug_option
+@cli_options.threads
+@cli_options.as_json
+@cli_options.debug
 def bench(artifact: Path, model: Path | None, seconds: float, threads: int | None, as_json: bool, debug: bool) -> None:
     """Time ARTIFACT beside ONNX Runtime, in turns, with the same inputs and threads."""
     from tvmflow import artifact as artifacts
@@ -190,8 +162,8 @@ def bench(artifact: Path, model: Path | None, seconds: float, threads: int | Non
 
 @cli.command()
 @click.argument("path", type=click.Path(path_type=Path))
-@json_option
-@debug_option
+@cli_options.as_json
+@cli_options.debug
 def inspect(path: Path, as_json: bool, debug: bool) -> None:
     """Show what is inside an artifact, or what goes in and out of a model."""
     from tvmflow import artifact, flow, report
@@ -200,7 +172,7 @@ def inspect(path: Path, as_json: bool, debug: bool) -> None:
         manifest = artifact.read_manifest(path)
         _show(report.inspected(manifest), manifest.model_dump(mode="json"), as_json)
         return
-    cfg = _config(str(path), None, None, (), (), (), extra={})
+    cfg = cli_options.config_of(str(path))
     signature, notes = flow.inspect_model(cfg)
     _show(report.signature(signature), signature.model_dump(mode="json") | {"notes": notes}, as_json)
     if not as_json:
@@ -209,14 +181,14 @@ def inspect(path: Path, as_json: bool, debug: bool) -> None:
 
 
 @cli.command()
-@model_options
-@json_option
-@debug_option
+@cli_options.model
+@cli_options.as_json
+@cli_options.debug
 def passes(as_json: bool, debug: bool, **model: Any) -> None:
     """List the graph passes that MODEL's config leads to, in order."""
     from tvmflow import flow, report
 
-    phases = flow.passes(_config(**model, extra={}))
+    phases = flow.passes(cli_options.config_of(**model))
     _show(report.pipeline(phases), phases, as_json)
 
 
@@ -234,17 +206,17 @@ def schema() -> None:
 
 
 @config_group.command()
-@model_options
-@debug_option
+@cli_options.model
+@cli_options.debug
 def show(debug: bool, **model: Any) -> None:
     """Print the resolved config of MODEL as TOML, every default stated."""
     from tvmflow import config
 
-    click.echo(config.to_toml(_config(**model, extra={})), nl=False)
+    click.echo(config.to_toml(cli_options.config_of(**model)), nl=False)
 
 
 @cli.command()
-@json_option
+@cli_options.as_json
 def doctor(as_json: bool) -> None:
     """Check this installation: pinned packages, threads, CUDA tools, conflicts; with the fix for each fault."""
     from tvmflow import doctor as checks
@@ -259,42 +231,6 @@ def doctor(as_json: bool) -> None:
                 click.echo(f"       fix: {finding.fix}")
     if any(finding.state == "fault" for finding in findings):
         sys.exit(14)
-
-
-def _config(
-    model: str, target: str | None, arch: str | None, shapes: tuple[str, ...], dims: tuple[str, ...],
-    sets: tuple[str, ...], extra: dict[str, Any],
-) -> Config:  # fmt: skip
-    """The Config of a model or config file with the command line's options over it."""
-    from tvmflow import config
-
-    section = {key: value for key, value in (("kind", target), ("arch", arch)) if value is not None}
-    inputs = {name: {"shape": _sizes(text, value)} for text in shapes for name, value in [_pair("--shape", text)]}
-    sizes = {name: _size("--dim", text, value) for text in dims for name, value in [_pair("--dim", text)]}
-    overrides: list[dict[str, Any]] = [
-        {"target": section}, {"model": {"inputs": inputs}}, {"shapes": {"dims": sizes}}, extra,
-        *(config.parse_override(text) for text in sets),
-    ]  # fmt: skip
-    return config.of_model(model, overrides)
-
-
-def _pair(option: str, text: str) -> tuple[str, str]:
-    name, separator, value = text.rpartition("=")
-    if not separator or not name:
-        raise UsageError(f"{option} {text}: not of the form NAME=VALUE", f"e.g. {option} x=4")
-    return name, value
-
-
-def _sizes(text: str, value: str) -> list[int | str]:
-    """`1x3x224x224`, or with commas where a dimension's name holds an x; nothing at all is a scalar."""
-    parts = [part for part in value.split("," if "," in value else "x") if part]
-    return [int(part) if part.lstrip("-").isdigit() else part for part in parts]
-
-
-def _size(option: str, text: str, value: str) -> int:
-    if not value.isdigit():
-        raise UsageError(f"{option} {text}: `{value}` is no size", f"e.g. {option} batch=4")
-    return int(value)
 
 
 def _show(table: Any, plain: Any, as_json: bool) -> None:

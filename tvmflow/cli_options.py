@@ -1,0 +1,73 @@
+"""What a user says about a model on the command line, and the Config that this makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from tvmflow.errors import UsageError
+
+if TYPE_CHECKING:
+    from tvmflow.config import Config
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+debug = click.option("--debug", is_flag=True, help="Show the whole trace behind an error.")
+as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
+threads = click.option("--threads", type=click.IntRange(min=1), help="CPU threads; default: the manifest's.")
+
+
+def model(command: F) -> F:
+    """MODEL and everything that makes a Config of it; the command gets them as keywords for `config_of`."""
+    for decorate in reversed(
+        [
+            click.argument("model"),
+            click.option("--target", type=click.Choice(["llvm", "cuda"]), help="What to generate code for."),
+            click.option("--arch", metavar="SM", help="CUDA architecture, e.g. sm_90; needed without a GPU."),
+            click.option("--shape", "shapes", multiple=True, metavar="NAME=1x3x224x224",
+                         help="Shape of an input; a name instead of a number keeps that axis symbolic."),
+            click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE", help="Size of a symbolic dimension."),
+            click.option("--set", "sets", multiple=True, metavar="KEY=VALUE",
+                         help="Override any config key, e.g. numerics.fast_math=true."),
+        ]
+    ):  # fmt: skip
+        command = decorate(command)
+    return command
+
+
+def config_of(
+    model: str, target: str | None = None, arch: str | None = None, shapes: tuple[str, ...] = (),
+    dims: tuple[str, ...] = (), sets: tuple[str, ...] = (), verify: dict[str, Any] | None = None,
+) -> Config:  # fmt: skip
+    """The Config of a model or config file with the command line's options over it; raises UsageError, ConfigError."""
+    from tvmflow import config
+
+    section = {key: value for key, value in (("kind", target), ("arch", arch)) if value is not None}
+    inputs = {name: {"shape": _sizes(value)} for name, value in (_pair("--shape", text) for text in shapes)}
+    sizes = {name: _size(name, value) for name, value in (_pair("--dim", text) for text in dims)}
+    overrides: list[dict[str, Any]] = [
+        {"target": section}, {"model": {"inputs": inputs}}, {"shapes": {"dims": sizes}}, {"verify": verify or {}},
+        *(config.parse_override(text) for text in sets),
+    ]  # fmt: skip
+    return config.of_model(model, overrides)
+
+
+def _pair(option: str, text: str) -> tuple[str, str]:
+    name, separator, value = text.rpartition("=")
+    if not separator or not name:
+        raise UsageError(f"{option} {text}: not of the form NAME=VALUE", f"e.g. {option} x=4")
+    return name, value
+
+
+def _sizes(value: str) -> list[int | str]:
+    """`1x3x224x224`, or with commas where a dimension's name holds an x; nothing at all is a scalar."""
+    parts = [part for part in value.split("," if "," in value else "x") if part]
+    return [int(part) if part.lstrip("-").isdigit() else part for part in parts]
+
+
+def _size(name: str, value: str) -> int:
+    if not value.isdigit():
+        raise UsageError(f"--dim {name}={value}: `{value}` is no size", "e.g. --dim batch=4")
+    return int(value)
