@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import platform
 import re
 import shutil
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from importlib.metadata import PackageNotFoundError, requires, version
 from typing import Literal
 
@@ -62,7 +62,7 @@ def _python() -> Finding:
 
 
 def _is_local(name: str) -> bool:
-    spec = importlib.util.find_spec(name)
+    spec = PathFinder.find_spec(name)
     return spec is not None and (spec.origin is None or not re.search(r"(site|dist)-packages", spec.origin))
 
 

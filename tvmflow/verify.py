@@ -20,7 +20,7 @@ DEFAULT_TOLERANCES = {
 # mixed-up axes; models with strides want multiples; some relate their dimensions so that only equal ones work.
 TRIED_SIZES = ((3, 5, 7, 11, 13), (32, 64, 96, 128, 160), (2, 4, 6, 8, 10), (1, 1, 1, 1, 1), (16, 16, 16, 16, 16))
 # Integer inputs without a known range, likewise: wide and never 0 (a divisor), then as indices or flags would be.
-TRIED_RANGES = ((-10, 10), (1, 10), (0, 1))
+TRIED_RANGES = ((-10, 10), (1, 10), (0, 1), (0, 0))
 
 
 @dataclass(frozen=True)

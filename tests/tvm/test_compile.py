@@ -88,6 +88,13 @@ def test_python_interface(small: Path) -> None:
     np.testing.assert_array_equal(session.run({"x": odd})["y"], session.run({"x": x})["y"])
 
 
+def test_dlpack_inputs_need_no_copy_by_the_user(small: Path) -> None:
+    torch = pytest.importorskip("torch", reason="the extra `torch` is not installed")
+    session = tvmflow.load(small / "small.tvmflow")
+    x = torch.arange(8, dtype=torch.float32).reshape(2, 4)
+    np.testing.assert_array_equal(session.run({"x": x})["y"], session.run({"x": x.numpy()})["y"])
+
+
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [

@@ -110,7 +110,7 @@ def test_inputs_follow_the_seed() -> None:
 def test_open_integers_are_first_drawn_without_zero_then_as_indices() -> None:
     signature = Signature(inputs=(spec("i", "int32", (1000,)),), outputs=())
     drawn = [feeds.inputs["i"] for feeds in verify.candidates(signature, VerifySection(), 0)]
-    assert [(int(i.min()), int(i.max())) for i in drawn] == [(-10, 10), (1, 10), (0, 1)]
+    assert [(int(i.min()), int(i.max())) for i in drawn] == [(-10, 10), (1, 10), (0, 1), (0, 0)]
     assert (drawn[0] != 0).all()
 
 
