@@ -13,7 +13,8 @@ TvmflowError                  1
 ├── ReferenceRunError        11   the reference itself cannot be run, so nothing can be verified
 ├── InputError               12   arrays handed to a library do not fit its inputs
 ├── OutputError              13   a result cannot be written
-└── SetupError               14   this installation cannot work
+├── SetupError               14   this installation cannot work
+└── DatabaseError            15   the tuning database cannot be read or written, or holds faulty lines
 
 An error says what is wrong and where; `hint` says what to do next. Both are shown without a traceback.
 An exception that is none of these is a bug of tvmflow and is shown whole, with exit code 70.
@@ -90,3 +91,7 @@ class OutputError(TvmflowError):
 
 class SetupError(TvmflowError):
     exit_code = 14
+
+
+class DatabaseError(TvmflowError):
+    exit_code = 15

@@ -1,0 +1,153 @@
+"""One tuning record and its one line of text. Whatever a line holds, reading it runs no code and stays bounded."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import statistics
+import zlib
+from typing import Annotated
+
+from pydantic import Field, JsonValue, SkipValidation, ValidationError, field_validator
+from pydantic_core import from_json
+
+from tvmflow.database.keys import KeyParts, Part, canonical
+
+FORMAT_VERSION = 1
+MAX_LINE_BYTES = 4 << 20
+MAX_WORKLOAD_BYTES = 16 << 20
+MAX_PLAIN_BYTES = 256 << 10  # of a line without its workload and trace
+WHOLE = "restore the line from git's history, or drop it: `tvmflow db prune --faulty`"
+
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class LineError(Exception):
+    """A line that holds no record: what is wrong, what to do, and its key as far as it can be told."""
+
+    def __init__(self, what: str, fix: str = WHOLE, key: str | None = None) -> None:
+        super().__init__(what)
+        self.what, self.fix, self.key = what, fix, key
+
+
+class Provenance(Part):
+    """Where a record's timings come from."""
+
+    versions: dict[str, str]
+    """Of the compiler's packages: apache-tvm, apache-tvm-ffi."""
+    machine: str
+    cpu: str
+    threads: int = Field(gt=0)
+    date: str = Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")
+    """In UTC, e.g. 2025-01-31T12:00:00Z."""
+    seed: int
+    trials: int = Field(ge=0)
+    """Candidates measured for this task until this one was the best."""
+    protocol: str
+    """How it was measured, e.g. "local cold-weights 25x"."""
+    tvmflow: str
+
+
+class Record(Part):
+    """The best schedule known for a key."""
+
+    parts: KeyParts
+    name: str = Field(max_length=1000)
+    """Operator and shapes, for people; not part of the key."""
+    workload_json: str
+    """TVM's JSON of the workload, as `pack` makes it."""
+    trace: Annotated[JsonValue, SkipValidation]  # node by node that takes longer than all the rest; `parse` checks it
+    """MetaSchedule's trace as JSON; inert data until TVM replays it on the workload."""
+    timings_s: Annotated[tuple[Seconds, ...], Field(strict=False, min_length=1)]
+    """Seconds of one run each, as measured."""
+    flop: float = Field(ge=0)
+    """Floating point operations of one run."""
+    provenance: Provenance
+
+    @field_validator("workload_json")
+    @classmethod
+    def _unpacks(cls, packed: str) -> str:
+        unpack(packed)
+        return packed
+
+    @property
+    def key(self) -> str:
+        return self.parts.key
+
+    @property
+    def median_s(self) -> float:
+        return statistics.median(self.timings_s)
+
+    @property
+    def gflops(self) -> float:
+        """Speed in 10^9 floating point operations per second, from the median."""
+        return self.flop / self.median_s / 1e9
+
+
+def pack(text: str) -> str:
+    """TVM's JSON of a workload in the form a record holds: base64 of zlib."""
+    return base64.b64encode(zlib.compress(text.encode(), 9)).decode("ascii")
+
+
+def unpack(packed: str) -> str:
+    """The text that `pack` got. Raises ValueError where it is damaged or longer than MAX_WORKLOAD_BYTES."""
+    stream = zlib.decompressobj()
+    try:
+        text = stream.decompress(base64.b64decode(packed, validate=True), MAX_WORKLOAD_BYTES + 1)
+    except (binascii.Error, zlib.error) as exc:
+        raise ValueError(f"damaged: {exc}") from None
+    if len(text) > MAX_WORKLOAD_BYTES:
+        raise ValueError(f"unpacks to more than {MAX_WORKLOAD_BYTES >> 20} MiB")
+    if not stream.eof or stream.unused_data:
+        raise ValueError("damaged: it ends too early or too late")
+    return text.decode()
+
+
+def better(a: Record, b: Record) -> Record:
+    """The one with the lower median; of equals the one whose line sorts first, so that order never matters."""
+    return min(a, b, key=lambda record: (record.median_s, to_line(record)))
+
+
+def to_line(record: Record) -> str:
+    """The record's one spelling, without a line end."""
+    plain = record.model_dump(exclude={"trace"})
+    return canonical({"format_version": FORMAT_VERSION, "key": record.key, "trace": record.trace, **plain})
+
+
+def parse(line: bytes) -> Record:
+    """The record of a line; raises LineError for anything that is not exactly a record of this format version."""
+    if len(line) > MAX_LINE_BYTES:
+        raise LineError(f"longer than {MAX_LINE_BYTES >> 20} MiB")
+    if line.startswith((b"<<<<<<<", b"=======", b">>>>>>>")):
+        raise LineError("a conflict marker of git", "resolve the conflict; `tvmflow db install-merge-driver` avoids it")
+    try:
+        body = from_json(line, allow_inf_nan=False)
+    except ValueError as exc:
+        raise LineError(f"no JSON: {exc}") from None
+    if not isinstance(body, dict):
+        raise LineError("no JSON object")
+    stated = body.pop("key", None)
+    key = stated[:64] if isinstance(stated, str) else None
+    version = body.pop("format_version", None)
+    if type(version) is not int or version != FORMAT_VERSION:
+        raise LineError(f"format version {str(version)[:20]}, this tvmflow reads {FORMAT_VERSION}",
+                        "install the tvmflow that wrote it, or tune again", key)  # fmt: skip
+    record = _validated(body, key)
+    if record.key != stated:
+        raise LineError(f"the key does not fit its parts, which make {record.key[:12]}", key=key)
+    return record
+
+
+def _validated(body: dict[str, object], key: str | None) -> Record:
+    try:
+        plain = {name: value for name, value in body.items() if name not in ("workload_json", "trace")}
+        if len(canonical(plain)) > MAX_PLAIN_BYTES:
+            raise LineError(f"more than {MAX_PLAIN_BYTES >> 10} KiB beside workload and trace", key=key)
+        canonical(body.get("trace"))  # a number like 1e999 reads as infinity
+        return Record.model_validate(body)
+    except ValidationError as exc:
+        error = exc.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = ".".join(str(step) for step in error["loc"])
+        raise LineError(f"{place}: {error['msg']}", key=key) from None
+    except ValueError as exc:
+        raise LineError(str(exc), key=key) from None
