@@ -14,7 +14,9 @@ from pydantic import ConfigDict, Field, field_validator
 
 from tvmflow.artifact import Noun
 
-PartValue = str | int | bool | None | Annotated[tuple[str, ...], Field(strict=False)]
+# Shown on terminals, so that control characters have no place in it.
+Text = Annotated[str, Field(max_length=1000, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]
+PartValue = Text | int | bool | None | Annotated[tuple[Text, ...], Field(strict=False)]
 
 
 class Part(Noun):
@@ -28,9 +30,9 @@ class KeyParts(Part):
 
     workload: str = Field(pattern=r"^[0-9a-f]{64}$")
     """sha256 of the workload's canonical text, without names, symbols and constants' values."""
-    target: dict[str, PartValue]
+    target: dict[Text, PartValue]
     """At least kind, mcpu, threads and features (the instruction set extensions a build may use, any order)."""
-    numerics: dict[str, bool]
+    numerics: dict[Text, bool]
     """Modes by name, all stated: fast_math, tf32."""
     preparation: int = Field(ge=0)
     """Version of the graph passes before the tasks are taken."""

@@ -6,7 +6,7 @@ features, because a schedule is a plan of loops that any such CPU can run. The r
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from tvmflow.database.keys import KeyParts, difference
@@ -46,8 +46,13 @@ def find(records: Mapping[str, Record], parts: KeyParts, cpu_features: Collectio
     if candidates:
         best = min(candidates, key=lambda record: PORTABLE_LEVELS.index(str(record.parts.target["mcpu"])))
         return Match(best, exact=False)
-    nearest = min(records.values(), key=lambda record: _distance(parts, record), default=None)
-    return Miss(nearest, difference(parts, nearest.parts) if nearest else ())
+    near = nearest(records.values(), parts)
+    return Miss(near, difference(parts, near.parts) if near else ())
+
+
+def nearest(records: Iterable[Record], parts: KeyParts) -> Record | None:
+    """The record that differs in the fewest parts, one of the same workload before all others."""
+    return min(records, key=lambda record: _distance(parts, record), default=None)
 
 
 def _serves(tuned: KeyParts, wanted: KeyParts, usable: frozenset[str]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import re
 import statistics
 import zlib
 from typing import Annotated
@@ -11,7 +12,7 @@ from typing import Annotated
 from pydantic import Field, JsonValue, SkipValidation, ValidationError, field_validator
 from pydantic_core import from_json
 
-from tvmflow.database.keys import KeyParts, Part, canonical
+from tvmflow.database.keys import KeyParts, Part, Text, canonical
 
 FORMAT_VERSION = 1
 MAX_LINE_BYTES = 4 << 20
@@ -27,32 +28,33 @@ class LineError(Exception):
 
     def __init__(self, what: str, fix: str = WHOLE, key: str | None = None) -> None:
         super().__init__(what)
-        self.what, self.fix, self.key = what, fix, key
+        self.what = re.sub(r"[^ -~]", "?", what)[:500]  # it may quote the line, which anybody may have written
+        self.fix, self.key = fix, key
 
 
 class Provenance(Part):
     """Where a record's timings come from."""
 
-    versions: dict[str, str]
+    versions: dict[Text, Text]
     """Of the compiler's packages: apache-tvm, apache-tvm-ffi."""
-    machine: str
-    cpu: str
+    machine: Text
+    cpu: Text
     threads: int = Field(gt=0)
     date: str = Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")
     """In UTC, e.g. 2025-01-31T12:00:00Z."""
     seed: int
     trials: int = Field(ge=0)
     """Candidates measured for this task until this one was the best."""
-    protocol: str
+    protocol: Text
     """How it was measured, e.g. "local cold-weights 25x"."""
-    tvmflow: str
+    tvmflow: Text
 
 
 class Record(Part):
     """The best schedule known for a key."""
 
     parts: KeyParts
-    name: str = Field(max_length=1000)
+    name: Text
     """Operator and shapes, for people; not part of the key."""
     workload_json: str
     """TVM's JSON of the workload, as `pack` makes it."""
@@ -127,7 +129,7 @@ def parse(line: bytes) -> Record:
     if not isinstance(body, dict):
         raise LineError("no JSON object")
     stated = body.pop("key", None)
-    key = stated[:64] if isinstance(stated, str) else None
+    key = stated if isinstance(stated, str) and re.fullmatch(r"[0-9a-f]{64}", stated) else None
     version = body.pop("format_version", None)
     if type(version) is not int or version != FORMAT_VERSION:
         raise LineError(f"format version {str(version)[:20]}, this tvmflow reads {FORMAT_VERSION}",

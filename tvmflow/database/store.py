@@ -114,6 +114,21 @@ class Store:
                     path.parent.rmdir()
         return removed
 
+    def verify(self, replay: Callable[[Record], str | None] | None = None) -> tuple[Fault, ...]:
+        """Every fault: of the files and, with `replay`, of each record that it says something about.
+
+        `replay` applies a record's trace to its workload and returns what is wrong, None where all is well.
+        """
+        reading = self.read()
+        if replay is None:
+            return reading.faults
+        found = [(record, replay(record)) for record in reading.records]
+        return reading.faults + tuple(
+            Fault(self.path / folder_name(record.parts) / RECORDS, 0, record.key, what,
+                  f"tune it again, or remove it: `tvmflow db prune --key {record.key[:12]}`")
+            for record, what in found if what is not None
+        )  # fmt: skip
+
     def _check_there(self) -> None:
         if not self.path.is_dir():
             raise DatabaseError(f"{self.path}: no tuning database is there",

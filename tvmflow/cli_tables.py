@@ -1,0 +1,53 @@
+"""Prints pandas tables on a terminal or as JSON. What they hold is shown as it is, never read as markup."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+def show_frame(frame: pd.DataFrame, as_json: bool) -> None:
+    """One line per row under the columns' names; as JSON a list with an object per row."""
+    if as_json:
+        click.echo(frame.to_json(orient="records", double_precision=15))
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name, kind in frame.dtypes.items():
+        table.add_column(str(name), justify="right" if kind.kind in "if" else "left", overflow="fold")
+    for row in frame.itertuples(index=False):
+        table.add_row(*(Text(_cell(value)) for value in row))
+    _print(table)
+
+
+def show_rows(rows: Iterable[tuple[str, str]]) -> None:
+    """Names and values, one pair a line."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, value in rows:
+        table.add_row(Text(name, style="bold"), Text(value))
+    _print(table)
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return "" if value != value else f"{value:.4g}"
+    return str(value)
+
+
+def _print(table: object) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=160)
+    console.print(table)

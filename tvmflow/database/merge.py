@@ -1,0 +1,115 @@
+"""Merges two versions of a file of records, so that git never asks a person to.
+
+Records are merged by key, as git merges lines: who alone changed, added or removed one is followed; where both did,
+the better record stays. Lines that hold no record cannot be merged and become a conflict.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from tvmflow.database import files
+from tvmflow.database.record import Record, better, to_line
+from tvmflow.errors import DatabaseError
+
+DRIVER = "tvmflow-db"
+
+
+@dataclass(frozen=True)
+class Merged:
+    """The merged file; `faults` name the lines of either side that hold no record and stand in a conflict block."""
+
+    text: bytes
+    faults: tuple[files.Fault, ...]
+
+
+def merge(base: bytes, ours: bytes, theirs: bytes) -> Merged:
+    """The three-way merge of three files of records. The order of `ours` and `theirs` does not matter for records."""
+    sides = [files.read_stream(io.BytesIO(text), Path(name)) for text, name in
+             ((base, "base"), (ours, "ours"), (theirs, "theirs"))]  # fmt: skip
+    was, mine, other = ({record.key: record for record in page.records} for page in sides)
+    merged = [_merged(was.get(key), mine.get(key), other.get(key)) for key in sorted(mine.keys() | other.keys())]
+    text = b"".join(f"{to_line(record)}\n".encode() for record in merged if record)
+    faults = tuple(fault for page in sides[1:] for fault in page.faults if fault.skipped)
+    if faults:
+        text += _conflict(_faulty(ours, sides[1]), _faulty(theirs, sides[2]))
+    return Merged(text, faults)
+
+
+def merge_files(base: Path, ours: Path, theirs: Path, name: str) -> tuple[files.Fault, ...]:
+    """What git calls: merges the files into `ours`, known to people as `name`; returns the faults of a conflict.
+
+    Raises DatabaseError where a file is too large to be one of records; `ours` is untouched then.
+    """
+    texts = []
+    for path in (base, ours, theirs):
+        if path.stat().st_size > files.MAX_FILE_BYTES:
+            raise DatabaseError(f"{name}: more than {files.MAX_FILE_BYTES >> 20} MiB on one side, not merged",
+                                "restore the damaged side from git's history")  # fmt: skip
+        texts.append(path.read_bytes())
+    merged = merge(*texts)
+    ours.write_bytes(merged.text)
+    return merged.faults
+
+
+def install(database: Path) -> tuple[str, ...]:
+    """Makes git merge this database's files with `merge_files`; returns what was done, empty if nothing was to do.
+
+    Writes the repository's own .git/config, which each clone needs once, and .gitattributes, which is committed.
+    Raises DatabaseError where no git repository is.
+    """
+    folder = next(parent for parent in (database.resolve(), *database.resolve().parents) if parent.is_dir())
+    root = Path(_git(folder, "rev-parse", "--show-toplevel"))
+    python = shlex.quote(sys.executable)
+    # -P: no module may come from the folder git runs in, which is what somebody else wrote.
+    wanted = {"name": "tuning records by key", "driver": f"{python} -P -m tvmflow.cli db merge-driver %O %A %B %P"}
+    done = []
+    for key, value in wanted.items():
+        if _git(root, "config", "--default", "", "--get", f"merge.{DRIVER}.{key}") != value:
+            _git(root, "config", f"merge.{DRIVER}.{key}", value)
+            done.append(f"git config merge.{DRIVER}.{key}")
+    inside = database.resolve().relative_to(root)
+    if not _git(root, "check-attr", "merge", "--", str(inside / "x" / "records.jsonl")).endswith(f": {DRIVER}"):
+        _append(root / ".gitattributes", f'"{(inside / "**" / "*.jsonl").as_posix()}" text eol=lf merge={DRIVER}\n')
+        done.append(f"{root / '.gitattributes'}: commit it")
+    return tuple(done)
+
+
+def _merged(base: Record | None, ours: Record | None, theirs: Record | None) -> Record | None:
+    if ours == theirs or theirs == base:
+        return ours
+    if ours == base:
+        return theirs
+    return better(ours, theirs) if ours and theirs else ours or theirs
+
+
+def _faulty(text: bytes, page: files.Page) -> bytes:
+    lines = b"".join(files.spans(io.BytesIO(text), page.faulty))
+    return lines + b"\n" if lines and not lines.endswith(b"\n") else lines
+
+
+def _conflict(ours: bytes, theirs: bytes) -> bytes:
+    return b"<<<<<<< ours\n" + ours + b"=======\n" + theirs + b">>>>>>> theirs\n"
+
+
+def _append(path: Path, line: str) -> None:
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    path.write_text(text + ("\n" if text and not text.endswith("\n") else "") + line, encoding="utf-8")
+
+
+def _git(folder: Path, *arguments: str) -> str:
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False,
+                              env=os.environ | {"LC_ALL": "C"})  # fmt: skip
+    except FileNotFoundError:
+        raise DatabaseError("git is not installed", "install git") from None
+    if done.returncode:
+        raise DatabaseError(f"{folder}: git {arguments[0]}: {done.stderr.strip()}",
+                            "run it inside the git repository that holds the database")  # fmt: skip
+    return done.stdout.strip()
