@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from tvmflow import __version__, cli_options
+from tvmflow.cli_db import db
 from tvmflow.errors import EXIT_BUG, EXIT_INTERRUPTED, TvmflowError, UsageError
 
 
@@ -190,6 +191,9 @@ def passes(as_json: bool, debug: bool, **model: Any) -> None:
 
     phases = flow.passes(cli_options.config_of(**model))
     _show(report.pipeline(phases), phases, as_json)
+
+
+cli.add_command(db)
 
 
 @cli.group(name="config")
