@@ -1,7 +1,7 @@
 """Real models as PyTorch modules, for the weights that get_models.py fetches.
 
 Each function is an entry for a config: `entry = "scripts.torch_models:minilm_l6"` from the repository's root, or
-"torch_models:minilm_l6" from this folder. Weights are read from $TVMFLOW_MODELS/weights (default: .cache/models/weights).
+"torch_models:minilm_l6" from this folder. Weights come from $TVMFLOW_MODELS/weights (default: .cache/models/weights).
 """
 
 from __future__ import annotations

@@ -1,6 +1,11 @@
 """PyTorch -> Model. Used inside a process of its own; torch is imported before tvm."""
 
-import torch  # first: see source.py
+from tvmflow.errors import SetupError
+
+try:
+    import torch  # before tvm: see source.py
+except ModuleNotFoundError:
+    raise SetupError("this model needs PyTorch, which is not installed", 'pip install "tvmflow[torch]"') from None
 
 from tvmflow.frontend.torch.importer import load
 from tvmflow.frontend.torch.shapes import resized

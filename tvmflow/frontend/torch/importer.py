@@ -138,8 +138,11 @@ def _renamed(mod: tvm.IRModule, names: Mapping[str, str]) -> tvm.IRModule:
 
 
 def _signature(source: Source, program: ExportedProgram, main: relax.Function, outputs: Sequence[str]) -> Signature:
-    inputs = [_spec(name, parameter.ty, _index_range(node)) for name, parameter, node in zip(
-        source.inputs, main.params, tensor_placeholders(program), strict=True)]
+    inputs = [
+        _spec(name, parameter.ty, _index_range(node) or _example_range(example))
+        for (name, example), parameter, node in zip(
+            source.inputs.items(), main.params, tensor_placeholders(program), strict=True)
+    ]
     types = list(main.ret_ty.fields) if isinstance(main.ret_ty, relax.TupleType) else [main.ret_ty]
     specs = [_spec(name, typed) for name, typed in zip(_unique(outputs), types, strict=True)]
     return Signature(inputs=tuple(inputs), outputs=tuple(specs))
@@ -163,6 +166,14 @@ def _unique(names: Sequence[str]) -> list[str]:
         seen[name] = count + 1
         unique.append(f"{name}_{count}" if count else name)
     return unique
+
+
+def _example_range(example: torch.Tensor) -> tuple[float, float] | None:
+    """For integers: those of the example, and flags where it holds nothing else."""
+    if example.is_floating_point() or example.dtype == torch.bool or not example.numel():
+        return None
+    low, high = int(example.min()), int(example.max())
+    return (0, 1) if 0 <= low and high <= 1 else (low, high)
 
 
 def _index_range(node: Any) -> tuple[float, float] | None:

@@ -99,13 +99,17 @@ def _select(x: Tensor, dim: int, index: Any) -> Tensor:
     return aten.slice.Tensor(x, dim, start, start + 1).squeeze(dim)
 
 
-def _scatter(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Any:
-    """`source` may be larger than `index`; only its leading part is used."""
-    if tuple(source.shape) == tuple(index.shape):
-        return NotImplemented
-    for axis, size in enumerate(index.shape):
-        source = source.narrow(axis, 0, size)
-    return x.scatter(dim, index, source)
+def _scatter(op: Any) -> Decomposition:
+    """The source may be larger than the index; only its leading part is used."""
+
+    def decompose(x: Tensor, dim: int, index: Tensor, source: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if tuple(source.shape) == tuple(index.shape):
+            return NotImplemented
+        for axis, size in enumerate(index.shape):
+            source = source.narrow(axis, 0, size)
+        return op(x, dim, index, source, *args, **kwargs)
+
+    return decompose
 
 
 def _unfold(x: Tensor, dim: int, size: int, step: int) -> Tensor:
@@ -146,7 +150,9 @@ INDEXING: dict[Any, Decomposition] = {
     aten.index_put.default: _index_put,
     aten._unsafe_index_put.default: _index_put,
     aten.select.int: _select,
-    aten.scatter.src: _scatter,
+    aten.scatter.src: _scatter(aten.scatter.src),
+    aten.scatter_add.default: _scatter(aten.scatter_add.default),
+    aten.scatter_reduce.two: _scatter(aten.scatter_reduce.two),
     aten.unfold.default: _unfold,
     aten.as_strided.default: _as_strided,
     aten.constant_pad_nd.default: _constant_pad,

@@ -17,15 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch.utils import _pytree as pytree
 
-from tvmflow.errors import InputError, ModelError, ReferenceRunError, SetupError, UnsupportedError
-
-try:
-    import torch
-    from torch.utils import _pytree as pytree
-except ModuleNotFoundError:
-    raise SetupError("this model needs PyTorch, which is not installed",
-                     'pip install "tvmflow[torch]"') from None
+from tvmflow.errors import InputError, ModelError, ReferenceRunError, UnsupportedError
 
 Array = np.ndarray[Any, Any]
 # One axis of an example input: None = fixed, a name, or one of torch's dynamic dimensions.
@@ -83,7 +78,7 @@ def load_entry(entry: str, folder: Path) -> Source:
         made = function()
     except Exception as exc:
         raise _user_error(f"{entry}: the function failed", exc) from exc
-    return _source_of(entry, made)
+    return source_of(entry, made)
 
 
 def load_program(path: Path) -> Source:
@@ -169,7 +164,8 @@ def _run_once(source: Source, feed: Mapping[str, Array]) -> list[Array]:
     return [to_array(leaf, name) for name, leaf in named_outputs(answer) if isinstance(leaf, torch.Tensor)]
 
 
-def _source_of(entry: str, made: Any) -> Source:
+def source_of(entry: str, made: Any) -> Source:
+    """A Source from what an entry returned; ModelError, naming `entry`, when it is not what it should be."""
     hint = "return (torch.nn.Module, tuple of example inputs[, dynamic shapes])"
     if not isinstance(made, tuple) or len(made) not in (2, 3):
         raise ModelError(f"{entry}: returned {type(made).__name__}, not a tuple of two or three", hint)
@@ -177,7 +173,8 @@ def _source_of(entry: str, made: Any) -> Source:
     if not isinstance(module, torch.nn.Module):
         raise ModelError(f"{entry}: the first value is a {type(module).__name__}, not a torch.nn.Module", hint)
     if isinstance(module, torch.jit.ScriptModule):
-        raise ModelError(f"{entry}: a TorchScript module cannot be exported", "return the torch.nn.Module it was made of")
+        raise ModelError(f"{entry}: a TorchScript module cannot be exported",
+                         "return the torch.nn.Module it was made of")
     if not isinstance(args, tuple | list):
         raise ModelError(f"{entry}: the example inputs are a {type(args).__name__}, not a tuple", hint)
     try:
