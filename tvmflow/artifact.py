@@ -159,6 +159,8 @@ class Manifest(Noun):
     format_version: int
     name: str
     signature: Signature
+    narrowest_float: str
+    """The narrowest float dtype that the model computes in; default tolerances follow it."""
     config: dict[str, Any]
     source: FileEntry | None
     target: TargetInfo

@@ -35,9 +35,11 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
 
     from tvmflow import target as targets
     from tvmflow.build import cubin, library, numerics
+    from tvmflow.frontend.model import narrowest_float
     from tvmflow.graph import constants, layouts, passes
 
     target = targets.resolve(cfg.target, _detected_arch(cfg))
+    linker = library.linker(target)
     tvm_target = targets.to_tvm(target, numerics.llvm_attributes(cfg.numerics))
     context = tvm.transform.PassContext(opt_level=3, config=numerics.pass_config(cfg.numerics))
     with context, tvm_target, _cuda_step(cfg, target) as cuda:
@@ -50,7 +52,7 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
             stripped, weights = constants.externalise(scheduled)
             lowered = passes.run(stripped, passes.lower_steps(), log.after)
         with log.stage("code generation"):
-            library.write_library(lowered, target, tvm_target, folder)
+            library.write_library(lowered, tvm_target, linker, folder)
             if target.arch is not None:
                 cubin.assert_machine_code(folder / LIBRARY, target.arch)
             entries = library.write_constants(weights, folder)
@@ -59,6 +61,7 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
         format_version=artifact.FORMAT_VERSION,
         name=config.name(cfg),
         signature=model.signature,
+        narrowest_float=narrowest_float(model.mod),
         config=config.to_json(_resolved(cfg, target)),
         source=artifact.file_entry(cfg.model.path) if cfg.model.path else None,
         target=_target_info(target),

@@ -36,6 +36,7 @@ class TvmflowError(Exception):
         self.message = message
         self.hint = hint
         self.details = details
+        self.crashed = False  # whether the process that did the work died of it
 
     def __reduce__(self) -> tuple[type[TvmflowError], tuple[str, str, str]]:
         return type(self), (self.message, self.hint, self.details)

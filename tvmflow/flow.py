@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tvmflow import artifact, bench, config, frontend, process, verify
-from tvmflow.artifact import Manifest, Stage, Verdict
+from tvmflow.artifact import Manifest, RunVerdict, Stage, Verdict
 from tvmflow.config import Config
 from tvmflow.errors import (
     ArtifactError,
@@ -219,12 +219,24 @@ def _verdict(cfg: Config, folder: Path, manifest: Manifest, on_event: OnEvent) -
     feeds, reference, want = _reference(cfg, manifest)
     on_event("running the library")
     got = _run(folder, manifest, [f.inputs for f in feeds], None, VerifyError)
-    runs = tuple(
-        verify.compare(manifest.signature, f, g, w, cfg.verify) for f, g, w in zip(feeds, got, want, strict=True)
-    )
+    runs = tuple(_compared(cfg, manifest, f, g, w) for f, g, w in zip(feeds, got, want, strict=True))
     ok = all(output.ok for run in runs for output in run.outputs)
     notes = _weaknesses(feeds)
     return Verdict(ok=ok, reference=reference, notes=notes, runs=runs)
+
+
+def _compared(cfg: Config, manifest: Manifest, feeds: verify.Feeds, got: list[np.ndarray], want: list[np.ndarray]
+              ) -> RunVerdict:  # fmt: skip
+    """Holds all outputs of one run against the reference's, in the signature's order."""
+    tolerances = [
+        verify.tolerance(spec.name, w, cfg.verify, manifest.narrowest_float)
+        for spec, w in zip(manifest.signature.outputs, want, strict=True)
+    ]
+    outputs = tuple(
+        verify.compare_output(spec.name, g, w, tolerance)
+        for spec, g, w, tolerance in zip(manifest.signature.outputs, got, want, tolerances, strict=True)
+    )
+    return RunVerdict(inputs=feeds.origin, dims=feeds.dims, outputs=outputs)
 
 
 def _weaknesses(feeds: Sequence[verify.Feeds]) -> tuple[str, ...]:
@@ -235,22 +247,27 @@ def _weaknesses(feeds: Sequence[verify.Feeds]) -> tuple[str, ...]:
 
 
 def _reference(cfg: Config, manifest: Manifest) -> tuple[list[verify.Feeds], str, list[list[np.ndarray]]]:
-    """Inputs that the reference accepts, its name, and its outputs per input."""
-    first_error: TvmflowError | None = None
-    for feeds in _feeds(cfg, manifest):
+    """Inputs that the reference accepts, its name, and its outputs per input.
+
+    All candidates go to one process. Where one of them brings that down, each gets a process of its own.
+    """
+    rows = list(_feeds(cfg, manifest))
+    inputs = [[feeds.inputs for feeds in row] for row in rows]
+    errors: list[ReferenceRunError] = []
+    for start, batch in [(0, inputs), *((index, [row]) for index, row in enumerate(inputs))]:
         try:
-            inputs = [f.inputs for f in feeds]
-            (name, outputs), _ = process.call(
-                "tvmflow.frontend:reference", cfg, inputs, what="the reference", error=ReferenceRunError
+            (index, name, outputs), _ = process.call(
+                "tvmflow.frontend:first_accepted", cfg, batch, what="the reference", error=ReferenceRunError
             )
-            return feeds, name, outputs
+            return rows[start + index], name, outputs
         except ReferenceRunError as exc:
-            first_error = first_error or exc
-    assert first_error is not None
+            errors.append(exc)
+        if not errors[0].crashed:
+            break
     raise ReferenceRunError(
-        f"the reference accepts none of the inputs tried, so nothing can be verified. {first_error.message}",
+        f"the reference accepts none of the inputs tried, so nothing can be verified. {errors[0].message}",
         "give inputs that the model accepts: [verify] inputs = \"x.npz\" (--verify-inputs), ranges or dims",
-        first_error.details,
+        errors[0].details,
     )
 
 

@@ -130,11 +130,13 @@ def _value_of(
     if reply is not None:
         summary, trace = reply[1]
         raise error(f"{what} failed: {summary}", "--debug shows the whole trace", f"{trace}\n{output}")
-    if status == -signal.SIGKILL:
-        raise error(f"{what} was killed by the system, most likely because memory ran out",
-                    "give the machine more memory or make the model's shapes smaller", output)
     reason = f"signal {-status}, {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"
-    raise error(f"{what} crashed ({reason})", "--debug shows what it printed", output)
+    crash = error(f"{what} crashed ({reason})", "--debug shows what it printed", output)
+    if status == -signal.SIGKILL:
+        crash = error(f"{what} was killed by the system, most likely because memory ran out",
+                      "give the machine more memory or make the model's shapes smaller", output)  # fmt: skip
+    crash.crashed = True
+    raise crash
 
 
 def _send(stream: IO[bytes], message: tuple[str, Any]) -> None:

@@ -19,7 +19,8 @@ def write(folder: Path, machine: str = platform.machine()) -> Manifest:
     (folder / LIBRARY).write_bytes(b"library")
     (folder / CONSTANTS).write_bytes(b"weights")
     manifest = Manifest(
-        format_version=artifact.FORMAT_VERSION, name="m", signature=Signature(inputs=(), outputs=()), config={},
+        format_version=artifact.FORMAT_VERSION, name="m", signature=Signature(inputs=(), outputs=()),
+        narrowest_float="float32", config={},
         source=None,
         target=TargetInfo(kind="llvm", machine=machine, mcpu="c", mtriple="t", features=("avx",), threads=1, arch=None),
         versions={"apache-tvm": "1"},

@@ -73,12 +73,14 @@ def test_top_k_agreement() -> None:
 
 def test_default_tolerance_follows_dtype_and_magnitude() -> None:
     section = VerifySection()
-    assert verify.tolerance("y", np.array([0, -200], "f4"), section) == (1e-3, pytest.approx(2e-3))
-    assert verify.tolerance("y", np.array([5, 9]), section) == (0, 0)
-    assert verify.tolerance("y", np.array([np.nan, np.inf], "f4"), section) == (1e-3, 0)
+    large, ones = np.array([0, -200], "f4"), np.ones(1, "f4")
+    assert verify.tolerance("y", large, section, "float32") == (1e-3, pytest.approx(2e-3))
+    assert verify.tolerance("y", np.array([5, 9]), section, "float16") == (0, 0)
+    assert verify.tolerance("y", np.array([np.nan, np.inf], "f4"), section, "float64") == (1e-3, 0)
+    assert verify.tolerance("y", ones, section, "bfloat16") == (4e-2, pytest.approx(1e-2))
     stated = VerifySection.model_validate({"rtol": 0.1, "outputs": {"z": {"rtol": 0.2, "atol": 0.3}}})
-    assert verify.tolerance("y", np.ones(1, "f4"), stated) == (0.1, pytest.approx(1e-5))
-    assert verify.tolerance("z", np.ones(1, "f4"), stated) == (0.2, 0.3)
+    assert verify.tolerance("y", ones, stated, "float32") == (0.1, pytest.approx(1e-5))
+    assert verify.tolerance("z", ones, stated, "float32") == (0.2, 0.3)
 
 
 def spec(name: str, dtype: str, shape: tuple[int | str, ...], limits: tuple[float, float] | None = None) -> TensorSpec:
@@ -110,7 +112,7 @@ def test_inputs_follow_the_seed() -> None:
 def test_open_integers_are_first_drawn_without_zero_then_as_indices() -> None:
     signature = Signature(inputs=(spec("i", "int32", (1000,)),), outputs=())
     drawn = [feeds.inputs["i"] for feeds in verify.candidates(signature, VerifySection(), 0)]
-    assert [(int(i.min()), int(i.max())) for i in drawn] == [(-10, 10), (1, 10), (0, 1), (0, 0)]
+    assert [(int(i.min()), int(i.max())) for i in drawn] == list(verify.TRIED_RANGES)
     assert (drawn[0] != 0).all()
 
 

@@ -31,10 +31,10 @@ class Contents:
     planned_bytes: int | None
 
 
-def write_library(mod: tvm.IRModule, target: Target, tvm_target: tvm.target.Target, folder: Path) -> None:
+def write_library(mod: tvm.IRModule, target: tvm.target.Target, linker: dict[str, Any], folder: Path) -> None:
     """Generates code for a lowered module and links it to `folder`/library.so; call it inside its PassContext."""
-    executable = relax.vm_build.build(mod, target=tvm_target, relax_pipeline=None)
-    executable.export_library(str(folder / LIBRARY), **_linker(target))
+    executable = relax.vm_build.build(mod, target=target, relax_pipeline=None)
+    executable.export_library(str(folder / LIBRARY), **linker)
 
 
 def write_constants(constants: tuple[tvm.runtime.Tensor, ...], folder: Path) -> tuple[Constant, ...]:
@@ -47,6 +47,20 @@ def write_constants(constants: tuple[tvm.runtime.Tensor, ...], folder: Path) -> 
             entries.append(Constant(offset=stream.tell(), dtype=str(tensor.dtype), shape=tuple(tensor.shape)))
             stream.write(array.tobytes())
     return tuple(entries)
+
+
+def linker(target: Target) -> dict[str, Any]:
+    """TVM's export options that name the linker for a target; raises CompileError where it is not installed."""
+    if target.machine == platform.machine():
+        return {}
+    compiler = CROSS_COMPILERS.get(target.machine, f"{target.machine}-linux-gnu-gcc")
+    if shutil.which(compiler) is None:
+        raise CompileError(
+            f"linking for {target.machine} needs {compiler}, which is not installed",
+            f"e.g. apt-get install gcc-{target.machine.replace('_', '-')}-linux-gnu",
+        )
+    # C compilers do not link libm on their own. TVM names libraries before the objects, where they would be dropped.
+    return {"cc": compiler, "options": ["-Wl,--push-state,--no-as-needed", "-lm", "-Wl,--pop-state"]}
 
 
 def contents(scheduled: tvm.IRModule, lowered: tvm.IRModule) -> Contents:
@@ -93,16 +107,3 @@ def _calls(lowered: tvm.IRModule) -> tuple[Counter[str], int | None]:
             relax.analysis.post_order_visit(function, visit)
     known = [size for size in sizes if size is not None]
     return counts, sum(known) if len(known) == len(sizes) else None
-
-
-def _linker(target: Target) -> dict[str, Any]:
-    if target.machine == platform.machine():
-        return {}
-    compiler = CROSS_COMPILERS.get(target.machine, f"{target.machine}-linux-gnu-gcc")
-    if shutil.which(compiler) is None:
-        raise CompileError(
-            f"linking for {target.machine} needs {compiler}, which is not installed",
-            f"e.g. apt-get install gcc-{target.machine.replace('_', '-')}-linux-gnu",
-        )
-    # C compilers do not link libm on their own. TVM names libraries before the objects, where they would be dropped.
-    return {"cc": compiler, "options": ["-Wl,--push-state,--no-as-needed", "-lm", "-Wl,--pop-state"]}

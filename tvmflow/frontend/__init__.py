@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tvmflow.config import Config
+from tvmflow.errors import ReferenceRunError
 
 if TYPE_CHECKING:
     from tvmflow.frontend.model import Model
@@ -35,6 +36,20 @@ def load(config: Config) -> Model:
 
     assert config.model.path is not None
     return onnx.load(config.model.path, config.model.inputs, config.shapes.dims)
+
+
+def first_accepted(config: Config, rows: Sequence[Sequence[Feeds]]) -> tuple[int, str, list[list[np.ndarray]]]:
+    """Runs the reference on one row of feeds after another until it accepts a whole row.
+
+    Returns that row's index, what ran it, and its outputs. Raises the first row's ReferenceRunError where all fail.
+    """
+    errors: list[ReferenceRunError] = []
+    for index, feeds in enumerate(rows):
+        try:
+            return index, *reference(config, feeds)
+        except ReferenceRunError as exc:
+            errors.append(exc)
+    raise errors[0]
 
 
 def reference(config: Config, feeds: Sequence[Feeds]) -> tuple[str, list[list[np.ndarray]]]:

@@ -1,8 +1,8 @@
 """The graph stage: named lists of passes from an imported module to one that is ready to be scheduled and built.
 
 Up to `fuse_steps` they make the fused, legal kernels that keys, tuning and build all start from; `lower_steps` turns
-those into calls of the virtual machine. All are plain tuples that can be printed; `run` applies one, and its callback is
-the only hook between passes.
+those into calls of the virtual machine. All are plain tuples that can be printed; `run` applies one, and its callback
+is the only hook between passes.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tvm.relax.backend import DispatchSampling, DispatchSortScan
 from tvm.s_tir import dlight
 
 from tvmflow.graph.constants import FoldExactly
+from tvmflow.graph.packing import SplitRepacking
 from tvmflow.kernels.default import DefaultSchedule
 
 CONV_LAYOUTS = {"relax.nn.conv2d": ["NHWC", "HWIO"]}
@@ -86,7 +87,7 @@ def pack_steps(kind: str, prepack: bool) -> tuple[Step, ...]:
         return ()
     return (
         Step("SplitLayoutRewritePreproc", "repacking of weights apart from their kernels",
-             transform.SplitLayoutRewritePreproc()),
+             SplitRepacking()),
         Step("FoldConstant", "repacked weights become the weights", transform.FoldConstant()),
         Step("DeadCodeElimination", "drop the repacking functions", transform.DeadCodeElimination()),
     )  # fmt: skip
