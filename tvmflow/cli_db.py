@@ -295,4 +295,4 @@ def _fail_on(faults: Iterable[Fault]) -> None:
     _warn(faults)
     lost = [fault for fault in faults if fault.skipped]
     if lost:
-        raise DatabaseError(f"{len(lost)} places hold no record that can be used", lost[0].fix)
+        raise DatabaseError(f"faulty lines and files that cost records: {len(lost)}", lost[0].fix)

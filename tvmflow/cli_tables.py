@@ -12,13 +12,15 @@ if TYPE_CHECKING:
 
 
 def show_frame(frame: pd.DataFrame, as_json: bool) -> None:
-    """One line per row under the columns' names; as JSON a list with an object per row."""
+    """One line per row under the columns' names, keys cut to 12 digits; as JSON a list with an object per row."""
     if as_json:
         click.echo(frame.to_json(orient="records", double_precision=15))
         return
     from rich.table import Table
     from rich.text import Text
 
+    if "key" in frame:
+        frame = frame.assign(key=frame["key"].str.slice(0, 12))
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name, kind in frame.dtypes.items():
         table.add_column(str(name), justify="right" if kind.kind in "if" else "left", overflow="fold")

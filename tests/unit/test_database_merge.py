@@ -159,6 +159,14 @@ def test_git_reports_lines_it_cannot_merge(repository: Repository) -> None:
     assert_merged(repository.store)
 
 
+def test_without_the_driver_prune_resolves_the_conflict(repository: Repository) -> None:
+    repository.git("config", "--unset", "merge.tvmflow-db.driver")
+    assert repository.git("merge", "--no-edit", "branch", check=False).returncode == 1
+    repository.store.prune(lambda record: True, faulty=True)
+    repository.store.prune(lambda record: record.key != record_of(2).key)  # git cannot know that main removed it
+    assert_merged(repository.store)
+
+
 def test_the_driver_loads_no_code_from_the_repository(repository: Repository) -> None:
     (repository.folder / "click.py").write_text("raise SystemExit('hostile code ran')")
     repository.git("merge", "-q", "--no-edit", "branch")
