@@ -6,6 +6,7 @@ compiler.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 from collections.abc import Mapping
@@ -68,6 +69,7 @@ class Session:
 
         manifest = self.manifest
         on_gpu = manifest.target.kind == "cuda"
+        _load_parts(on_gpu)
         self._device = tvm.cuda(0) if on_gpu else tvm.cpu(0)
         if on_gpu and not self._device.exist:
             raise ArtifactError(f"{manifest.name}: built for CUDA {manifest.target.arch}, no usable GPU is here",
@@ -127,6 +129,17 @@ def _misfits(spec: TensorSpec, array: np.ndarray, sizes: dict[str, tuple[int, st
         if size != known:
             faults.append(f"`{spec.name}`: axis {axis} has size {size}, expected {known} ({origin})")
     return faults
+
+
+def _load_parts(on_gpu: bool) -> None:
+    """Loads the parts of the run time that `import tvm` leaves out where it leaves the compiler out."""
+    import tvm
+
+    if not tvm._RUNTIME_ONLY:
+        return
+    folder = Path(tvm.__file__).parent / "lib"
+    for part in ("extra", *(["cuda"] if on_gpu else [])):  # sort, top-k and random numbers; the CUDA device
+        ctypes.CDLL(str(folder / f"libtvm_runtime_{part}.so"), ctypes.RTLD_GLOBAL)
 
 
 def _use_threads(count: int) -> None:

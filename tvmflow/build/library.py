@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import re
 import shutil
 from collections import Counter
 from dataclasses import dataclass
@@ -16,10 +17,13 @@ from tvm import relax
 from tvm.tirx import IntImm, PrimFunc
 
 from tvmflow.artifact import ALIGNMENT, CONSTANTS, LIBRARY, Constant, Kernel
-from tvmflow.errors import CompileError
+from tvmflow.errors import CompileError, UnsupportedError
 from tvmflow.kernels.default import RULE_ATTR, UNSCHEDULED
 from tvmflow.target import Target
 
+# Functions of TVM's run time that a library may call beside its own kernels: compiled code, part of every deployment.
+EXTERNAL_CALL = re.compile(r'call_(?:c?packed|extern)\((?:"\w+", )?"([\w.]+)"')
+RUNTIME_FUNCTIONS = ("tvm.contrib.sort.", "tvm.contrib.random.", "runtime.", "vm.builtin.")
 CROSS_COMPILERS = {"aarch64": "aarch64-linux-gnu-gcc", "x86_64": "x86_64-linux-gnu-gcc"}
 
 
@@ -70,16 +74,35 @@ def contents(scheduled: tvm.IRModule, lowered: tvm.IRModule) -> Contents:
     kernels = []
     for var, function in scheduled.functions.items():
         if isinstance(function, PrimFunc):
-            done = "tirx.is_scheduled" in function.attrs
-            rule = str(function.attrs.get(RULE_ATTR, "DLight" if done else UNSCHEDULED))
-            origin: Literal["default schedule", "unscheduled"] = "default schedule" if done else "unscheduled"
+            origin, rule = _origin(function)
             kernels.append(Kernel(name=var.name_hint, origin=origin, rule=rule, calls=calls.pop(var.name_hint, 0)))
-    outside = [
-        Kernel(name=name, origin="external", rule="function of the run time", calls=count)
+    kernels += [
+        Kernel(name=name, origin="external", rule=name, calls=count)
         for name, count in calls.items()
         if not name.startswith("vm.builtin.") and name not in lowered_names
     ]
-    return Contents(tuple(sorted([*kernels, *outside], key=lambda k: k.name)), storage)
+    _check_external([kernel.rule for kernel in kernels if kernel.origin == "external"])
+    return Contents(tuple(sorted(kernels, key=lambda k: k.name)), storage)
+
+
+def _origin(function: PrimFunc) -> tuple[Literal["default schedule", "unscheduled", "external"], str]:
+    """Where a kernel's code comes from, and the rule of its schedule or the function that it calls."""
+    done = "tirx.is_scheduled" in function.attrs
+    if RULE_ATTR in function.attrs and str(function.attrs[RULE_ATTR]) != UNSCHEDULED:
+        return "default schedule", str(function.attrs[RULE_ATTR])
+    if called := EXTERNAL_CALL.findall(function.script()):
+        return "external", ", ".join(dict.fromkeys(called))
+    return ("default schedule", "DLight") if done else ("unscheduled", UNSCHEDULED)
+
+
+def _check_external(names: list[str]) -> None:
+    """Raises UnsupportedError for functions that a library would look for in vain when it is deployed."""
+    unknown = [name for name in names if not name.startswith(RUNTIME_FUNCTIONS)]
+    if unknown:
+        raise UnsupportedError(
+            f"the library would call what only TVM's Python has: {', '.join(unknown)}",
+            "change the model so that no output's size depends on values (NonZero, Unique, ...)",
+        )
 
 
 def versions() -> dict[str, str]:

@@ -46,13 +46,13 @@ def first_accepted(config: Config, rows: Sequence[Sequence[Feeds]]) -> tuple[int
     errors: list[ReferenceRunError] = []
     for index, feeds in enumerate(rows):
         try:
-            return index, *reference(config, feeds)
+            return index, *run_reference(config, feeds)
         except ReferenceRunError as exc:
             errors.append(exc)
     raise errors[0]
 
 
-def reference(config: Config, feeds: Sequence[Feeds]) -> tuple[str, list[list[np.ndarray]]]:
+def run_reference(config: Config, feeds: Sequence[Feeds]) -> tuple[str, list[list[np.ndarray]]]:
     """Runs the model as it was given, not as it was rewritten, on each of `feeds`.
 
     Returns what ran it ("ONNX Runtime 1.23.0"), and per feed the outputs in the model's order. Raises ReferenceRunError.
