@@ -108,7 +108,7 @@ def _pow(node: Node) -> Any:
 
 
 def _integer_power(op: Any, base: Any, exponent: Any) -> Any:
-    """Squaring and multiplying over the exponent's low six bits; of a negative exponent only the units' powers remain."""
+    """Squares and multiplies over the exponent's low six bits; a negative exponent leaves powers of 1 and -1 alone."""
     dtype, one = dtype_of(base), scalar(1, "int64")
     result, square = scalar(1, dtype), base
     for bit in range(6):
@@ -136,25 +136,33 @@ def _bit_shift(node: Node) -> Any:
     return op.where(inside, shifted, op.where(op.less(x, zero), scalar(-1, dtype), zero) if sign_remains else zero)
 
 
-def _folded(node: Node, function: Any) -> Any:
-    """A variadic operator as a chain of binary ones, which layout conversion and fusion see through."""
-    return functools.reduce(function, [node.tensor(i) for i in range(len(node.inputs))])
-
-
 def _sum(node: Node) -> Any:
-    return _folded(node, node.op.add)
+    """A variadic operator as a chain of binary ones, which layout conversion and fusion see through."""
+    return functools.reduce(node.op.add, [node.tensor(i) for i in range(len(node.inputs))])
 
 
 def _mean(node: Node) -> Any:
     return node.op.divide(_sum(node), scalar(len(node.inputs), node.dtype()))
 
 
-def _max(node: Node) -> Any:
-    return _folded(node, functools.partial(larger, node.op))
+def _extreme(select: Any, name: str) -> Any:
+    """Max or Min: a constant without NaN goes first, where TVM's operator keeps the other operand's NaN by itself."""
 
+    def convert(node: Node) -> Any:
+        op, dtype, result = node.op, node.dtype(), None
+        constants = [node.constant(i) for i in range(len(node.inputs))]
+        simple = [value is not None and not np.isnan(value.astype("float64")).any() for value in constants]
+        for index in sorted(range(len(node.inputs)), key=lambda i: simple[i]):
+            value, known = node.tensor(index), constants[index]
+            if result is None:
+                result = value
+            elif simple[index] and known is not None:
+                result = getattr(op, name)(scalar(known.item(), dtype) if known.size == 1 else value, result)
+            else:
+                result = select(op, result, value)
+        return result
 
-def _min(node: Node) -> Any:
-    return _folded(node, functools.partial(smaller, node.op))
+    return convert
 
 
 def _sign(node: Node) -> Any:
@@ -205,8 +213,8 @@ CONVERTERS: Converters = {
     "BitShift": {11: _bit_shift},
     "Sum": {1: _sum},
     "Mean": {1: _mean},
-    "Max": {1: _max},
-    "Min": {1: _min},
+    "Max": {1: _extreme(larger, "maximum")},
+    "Min": {1: _extreme(smaller, "minimum")},
     "Sign": {9: _sign},
     "IsInf": {10: _is_inf},
     "Asinh": {9: _asinh},

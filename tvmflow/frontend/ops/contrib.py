@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from tvm import relax
@@ -10,7 +11,7 @@ from tvm import relax
 from tvmflow.frontend.ops.activation import at_least, at_most, gelu_tanh, hard_sigmoid
 from tvmflow.frontend.ops.guard import in_range
 from tvmflow.frontend.ops.linear import convolve, matmul, with_bias
-from tvmflow.frontend.ops.node import Converters, Node, dtype_of, in_float32, scalar
+from tvmflow.frontend.ops.node import Converters, Node, Refusal, dtype_of, in_float32, scalar
 
 
 def _gelu(node: Node) -> Any:
@@ -75,8 +76,6 @@ def _embed_layer_normalization(node: Node) -> Any:
 
 def _fused_matmul(node: Node) -> Any:
     op = node.op
-    if node.integer("transBatchA", 0) or node.integer("transBatchB", 0):
-        raise node.refuse("transBatchA and transBatchB are not supported")
     operands = []
     for index, name in enumerate(("transA", "transB")):
         tensor, rank = node.tensor(index), node.rank(index)
@@ -117,8 +116,8 @@ def _multi_head_attention(node: Node) -> Any:
     op, heads = node.op, node.integer("num_heads", 1)
     if not (node.has(1) and node.has(2)) or any(node.has(i) for i in (4, *range(6, len(node.inputs)))):
         raise node.refuse("packed operands, key padding masks and caches are not supported")
-    if node.integer("unidirectional", 0) or node.output_count > 1 or node.rank(1) != 3 or node.rank(2) != 3:
-        raise node.refuse("causal masks, caches and operands of other ranks than three are not supported")
+    if node.output_count > 1 or node.rank(1) != 3 or node.rank(2) != 3:
+        raise node.refuse("caches and operands of other ranks than three are not supported")
     start, split = 0, []
     for index in range(3):
         tensor, (batch, length, width) = node.tensor(index), node.dims(index)
@@ -136,6 +135,19 @@ def _multi_head_attention(node: Node) -> Any:
     return op.reshape(op.permute_dims(result, [0, 2, 1, 3]), (batch, length, node.shape(2, [2])[0]))
 
 
+def _fused_matmul_refusal(attributes: Mapping[str, Any]) -> str | None:
+    names = [name for name in ("transBatchA", "transBatchB") if attributes.get(name, 0)]
+    return f"{names[0]} is not supported" if names else None
+
+
+def _attention_refusal(attributes: Mapping[str, Any]) -> str | None:
+    return "causal masks (unidirectional) are not supported" if attributes.get("unidirectional", 0) else None
+
+
+REFUSALS: dict[str, Refusal] = {
+    "com.microsoft::FusedMatMul": _fused_matmul_refusal,
+    "com.microsoft::MultiHeadAttention": _attention_refusal,
+}
 CONVERTERS: Converters = {
     "com.microsoft::Gelu": {1: _gelu},
     "com.microsoft::BiasGelu": {1: _bias_gelu},

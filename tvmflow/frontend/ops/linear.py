@@ -56,7 +56,7 @@ def padding(node: Node, kernel: list[int], strides: list[int], dilations: list[i
     if auto == "NOTSET":
         return node.ints("pads", [0] * (2 * rank))
     reach = [(k - 1) * d + 1 for k, d in zip(kernel, dilations, strict=True)]
-    pads = same_padding(node.shape(0, range(2, rank + 2)), reach, strides, auto)
+    pads = same_padding(node, reach, strides, spare=2)
     return [p[0] for p in pads] + [p[1] for p in pads]
 
 

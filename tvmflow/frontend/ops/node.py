@@ -130,8 +130,7 @@ class Node:
         return axis % rank
 
     def text(self, name: str, default: str) -> str:
-        value = self.attributes.get(name, default)
-        return value.decode() if isinstance(value, bytes) else str(value)
+        return text_of(self.attributes.get(name, default))
 
     def ints(self, name: str, default: Sequence[int]) -> list[int]:
         return [int(value) for value in self.attributes.get(name, default)]
@@ -159,22 +158,27 @@ class Node:
 Converter = Callable[[Node], Any]
 # For every operator: the first opset version a converter holds for -> that converter.
 Converters = Mapping[str, Mapping[int, Converter]]
+# Why a node with these attributes cannot be converted, or None.
+Refusal = Callable[[Mapping[str, Any]], str | None]
 UPSTREAM: dict[str, Any] = dict(onnx_frontend._get_convert_map())
 
 
-def converter_class(op_type: str, versions: Mapping[int, Converter]) -> type:
+def converter_class(op_type: str, versions: Mapping[int, Converter], refusal: Refusal | None) -> type:
     """The class that TVM's importer wants, made of converter functions."""
 
     def get_converter(cls: type, opset: int) -> Callable[..., Any]:
         version = max((v for v in versions if v <= opset), default=min(versions))
 
         def convert(builder: Any, inputs: Any, attributes: Any, graph: Any) -> Any:
-            name = attributes["tvm_custom"]["name"]
-            return versions[version](Node(op_type, name, opset, builder, inputs, attributes, graph))
+            node = Node(op_type, attributes["tvm_custom"]["name"], opset, builder, inputs, attributes, graph)
+            reason = refusal(attributes) if refusal else None
+            if reason:
+                raise node.refuse(reason)
+            return versions[version](node)
 
         return convert
 
-    namespace = {"get_converter": classmethod(get_converter)}
+    namespace: dict[str, Any] = {"get_converter": classmethod(get_converter)}
     return type(re.sub(r"\W", "_", op_type), (onnx_frontend.OnnxOpConverter,), namespace)
 
 
@@ -194,6 +198,10 @@ def constant_of(value: Any, graph: Sequence[Any]) -> np.ndarray[Any, Any] | None
 
 def dtype_of(tensor: Any) -> str:
     return str(tensor.ty.dtype.dtype)
+
+
+def text_of(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def scalar(value: float, dtype: str) -> Any:

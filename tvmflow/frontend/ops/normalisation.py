@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from tvm import relax
 
 from tvmflow.frontend.ops.activation import full_rank
-from tvmflow.frontend.ops.node import Converters, Node, dtype_of, in_float32, scalar
+from tvmflow.frontend.ops.node import Converters, Node, Refusal, dtype_of, in_float32, scalar
 
 
 def _as(op: Any, x: Any, dtype: str) -> Any:
@@ -17,8 +18,6 @@ def _as(op: Any, x: Any, dtype: str) -> Any:
 
 def _batch_normalization(node: Node) -> Any:
     op, dtype, x = node.op, node.dtype(), in_float32(node, node.x)
-    if not node.integer("spatial", 1):
-        raise node.refuse("spatial = 0 is not supported")
     scale, bias, mean, var = (_as(op, node.tensor(i), dtype_of(x)) for i in range(1, 5))
     epsilon = node.number("epsilon", 1e-5)
     if not (node.integer("training_mode", 0) or (node.opset < 14 and node.output_count > 1)):
@@ -157,6 +156,11 @@ def _dropout(node: Node) -> Any:
     return relax.Tuple([node.x, mask if node.opset >= 10 else node.op.astype(mask, node.dtype())])
 
 
+def _batch_normalization_refusal(attributes: Mapping[str, Any]) -> str | None:
+    return None if attributes.get("spatial", 1) else "spatial = 0 is not supported"
+
+
+REFUSALS: dict[str, Refusal] = {"BatchNormalization": _batch_normalization_refusal}
 CONVERTERS: Converters = {
     "BatchNormalization": {1: _batch_normalization},
     "LayerNormalization": {17: _layer_normalization},

@@ -48,7 +48,7 @@ def windows(node: Node) -> Windows:
         return Windows(kernel, strides, dilations, plain, plain, [], [])
     sizes = node.shape(0, range(2, rank + 2))
     if auto in ("SAME_UPPER", "SAME_LOWER"):
-        stated = same_padding(sizes, reach, strides, auto)
+        stated = same_padding(node, reach, strides, spare=0)
     else:
         stated = [(0, 0) if auto == "VALID" else (pads[i], pads[i + rank]) for i in range(rank)]
     counts = [_count(size, stated[i], reach[i], strides[i], bool(ceil)) for i, size in enumerate(sizes)]
@@ -57,13 +57,20 @@ def windows(node: Node) -> Windows:
                    sizes, counts)
 
 
-def same_padding(sizes: list[int], reach: list[int], strides: list[int], auto: str) -> list[tuple[int, int]]:
-    """Padding with which ceil(size / stride) windows fit; the odd element goes to the end for SAME_UPPER."""
+def same_padding(node: Node, reach: list[int], strides: list[int], spare: int) -> list[tuple[int, int]]:
+    """Padding with which ceil(size / stride) windows fit; the odd element goes to the end for SAME_UPPER.
+
+    Where windows reach less far than the strides, up to `spare` elements are left over at the end; with more of them
+    the standard's reference and ONNX Runtime put the windows into different places.
+    """
     pads = []
-    for size, kernel, stride in zip(sizes, reach, strides, strict=True):
-        total = max((-(-size // stride) - 1) * stride + kernel - size, 0)
-        less, more = total // 2, total - total // 2
-        pads.append((less, more) if auto == "SAME_UPPER" else (more, less))
+    for size, kernel, stride in zip(node.shape(0, range(2, len(reach) + 2)), reach, strides, strict=True):
+        total = (-(-size // stride) - 1) * stride + kernel - size
+        if total < -spare:
+            raise node.refuse("auto_pad = SAME with strides that leave elements out: references disagree on which",
+                              "state `pads` instead of auto_pad")
+        less, more = max(total, 0) // 2, max(total, 0) - max(total, 0) // 2
+        pads.append((less, more) if node.text("auto_pad", "") == "SAME_UPPER" else (more, less))
     return pads
 
 

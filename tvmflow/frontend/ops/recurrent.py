@@ -5,7 +5,7 @@ The products with the input are one matrix product for all steps; what remains p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from tvm import relax
 
 from tvmflow.frontend.ops.activation import at_least, at_most, hard_sigmoid, softplus
 from tvmflow.frontend.ops.linear import matmul
-from tvmflow.frontend.ops.node import Converters, Node, dtype_of, scalar
+from tvmflow.frontend.ops.node import Converters, Node, Refusal, dtype_of, scalar, text_of
 
 MAX_STEPS = 1024
 Function = Callable[[Any, Any], Any]
@@ -113,13 +113,11 @@ def _recurrent(step: Step, gates: int, defaults: list[str]) -> Callable[[Node], 
 
 
 def _functions(node: Node, direction: int, defaults: list[str]) -> list[Function]:
-    names = [name.decode() if isinstance(name, bytes) else name for name in node.attributes.get("activations", ())]
-    names, width = [name.lower() for name in names] or defaults * 2, len(defaults)
+    names = [text_of(name).lower() for name in node.attributes.get("activations", ())] or defaults * 2
+    width = len(defaults)
     alphas, betas = list(node.attributes.get("activation_alpha", ())), list(node.attributes.get("activation_beta", ()))
     made = []
     for name in names:
-        if name not in FUNCTIONS:
-            raise node.refuse(f"activation {name} is not supported")
         alpha = alphas.pop(0) if name in ONE_PARAMETER | TWO_PARAMETERS and alphas else None
         beta = betas.pop(0) if name in TWO_PARAMETERS and betas else None
         made.append(FUNCTIONS[name](alpha, beta))
@@ -136,8 +134,9 @@ def _direction(node: Node, index: int, gates: int, functions: list[Function]) ->
     weight = op.permute_dims(_part(node, 1, index), [1, 0])
     recurrent = op.permute_dims(_part(node, 2, index), [1, 0])
     both = _part(node, 3, index) if node.has(3) else op.broadcast_to(scalar(0, node.dtype()), (2 * gates * hidden,))
+    width = gates * hidden
     input_bias, recurrent_bias = (
-        op.expand_dims(op.strided_slice(both, [0], [i * gates * hidden], [(i + 1) * gates * hidden]), 0) for i in (0, 1))
+        op.expand_dims(op.strided_slice(both, [0], [i * width], [(i + 1) * width]), 0) for i in (0, 1))
     peepholes = []
     if node.has(7):
         peepholes = [op.expand_dims(op.strided_slice(_part(node, 7, index), [0], [i * hidden], [(i + 1) * hidden]), 0)
@@ -189,6 +188,13 @@ def _results(node: Node, found: list[list[Any]], batch_first: bool) -> relax.Tup
     return relax.Tuple([y, *last])
 
 
+def _refusal(attributes: Mapping[str, Any]) -> str | None:
+    names = [text_of(name) for name in attributes.get("activations", ())]
+    unknown = [name for name in names if name.lower() not in FUNCTIONS]
+    return f"activation {unknown[0]} is not supported" if unknown else None
+
+
+REFUSALS: dict[str, Refusal] = {"RNN": _refusal, "GRU": _refusal, "LSTM": _refusal}
 CONVERTERS: Converters = {
     "RNN": {1: _recurrent(_rnn_step, 1, ["tanh"])},
     "GRU": {1: _recurrent(_gru_step, 3, ["sigmoid", "tanh"])},

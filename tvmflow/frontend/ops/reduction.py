@@ -67,8 +67,9 @@ class Reducer:
         extreme = function(x, self.axes, self.keepdims)
         if dtype not in FLOATS:
             return extreme
-        kinds = op.add(op.astype(op.not_equal(x, scalar(start, dtype)), "int8"), op.astype(op.isnan(x), "int8"))
-        kind = op.max(kinds, self.axes, self.keepdims)
+        # Not by not_equal, which TVM compiles to a comparison that is false for NaN.
+        other = op.logical_not(op.equal(x, scalar(start, dtype)))
+        kind = op.max(op.add(op.astype(other, "int8"), op.astype(op.isnan(x), "int8")), self.axes, self.keepdims)
         extreme = op.where(op.equal(kind, scalar(0, "int8")), scalar(start, dtype), extreme)
         return op.where(op.equal(kind, scalar(2, "int8")), scalar(math.nan, dtype), extreme)
 

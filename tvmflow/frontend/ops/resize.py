@@ -51,7 +51,8 @@ def _resize(node: Node) -> Any:
         if roi is None or roi.size != 2 * len(axes):
             raise node.refuse("tf_crop_and_resize needs a constant `roi` of two values per axis")
         region = [(float(roi[i]), float(roi[i + len(axes)])) for i in range(len(axes))]
-    elif coordinates == "align_corners" and any(F(s) * F(b) != a for s, b, a in zip(factors, before, after, strict=True)):
+    whole = all(F(s) * F(b) == a for s, b, a in zip(factors, before, after, strict=True))
+    if coordinates == "align_corners" and not whole:
         raise node.refuse("align_corners with scales that give no whole sizes: the standard and ONNX Runtime disagree",
                           "give `sizes` instead of `scales`")
     nearest = node.text("nearest_mode", "round_prefer_floor")

@@ -9,7 +9,7 @@ import numpy as np
 from tvm import relax, tirx
 
 from tvmflow.frontend.ops.guard import require
-from tvmflow.frontend.ops.node import FLOATS, Converters, Node, dtype_of, numpy_dtype, scalar
+from tvmflow.frontend.ops.node import FLOATS, Converters, Node, numpy_dtype, scalar
 
 INT_MAX = (2**31 - 1, 2**63 - 1)
 PAD_MODES = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}
@@ -188,7 +188,8 @@ def _eye_like(node: Node) -> Any:
     from onnx.helper import tensor_dtype_to_np_dtype
 
     dtype = str(tensor_dtype_to_np_dtype(node.attributes["dtype"])) if "dtype" in node.attributes else node.dtype()
-    return relax.const(np.eye(*node.shape(), k=node.integer("k", 0)).astype(numpy_dtype(dtype)), dtype)
+    rows, columns = node.shape()
+    return relax.const(np.eye(rows, columns, k=node.integer("k", 0)).astype(numpy_dtype(dtype)), dtype)
 
 
 def _depth_to_space(node: Node) -> Any:

@@ -36,11 +36,8 @@ def _transform(node: Node, x: Any, length: int, inverse: bool, kept: int) -> Any
 
 def _dft(node: Node) -> Any:
     op, rank = node.op, node.rank()
-    if node.opset >= 20:
-        axis = int(node.known(2, "axis").item()) if node.has(2) else -2
-    else:
-        axis = node.integer("axis", 1)
-    axis = node.axis(axis)
+    given = node.optional(2, "axis")
+    axis = node.axis(node.integer("axis", 1) if node.opset < 20 else -2 if given is None else int(given.item()))
     length = int(node.known(1, "dft_length").item()) if node.has(1) else None
     onesided, inverse = bool(node.integer("onesided", 0)), bool(node.integer("inverse", 0))
     if onesided and inverse:

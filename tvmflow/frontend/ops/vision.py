@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ from tvm import relax
 
 from tvmflow.frontend.ops.activation import at_least, at_most
 from tvmflow.frontend.ops.guard import in_range
-from tvmflow.frontend.ops.node import Converters, Node, dtype_of, scalar
+from tvmflow.frontend.ops.node import Converters, Node, Refusal, dtype_of, scalar
 
 
 def _roi_align(node: Node) -> Any:
@@ -18,11 +19,6 @@ def _roi_align(node: Node) -> Any:
     op, dtype = node.op, node.dtype(1)
     mode, ratio = node.text("mode", "avg"), node.integer("sampling_ratio", 0)
     coordinates = node.text("coordinate_transformation_mode", "half_pixel" if node.opset >= 16 else "output_half_pixel")
-    if mode not in ("avg", "max") or coordinates not in ("half_pixel", "output_half_pixel"):
-        raise node.refuse("mode or coordinate_transformation_mode is none of the standard's", "correct the model")
-    if ratio <= 0:
-        raise node.refuse("sampling_ratio = 0 makes the number of samples depend on data",
-                          "export the model with a fixed sampling_ratio, e.g. 2")
     rois = op.multiply(node.tensor(1), scalar(node.number("spatial_scale", 1.0), dtype))
     aligned = coordinates == "half_pixel"
     rois = op.subtract(rois, scalar(0.5, dtype)) if aligned else rois
@@ -32,6 +28,12 @@ def _roi_align(node: Node) -> Any:
         return _roi_max(node, rois, batches, size, aligned)
     boxes = op.concat([op.expand_dims(op.astype(batches, dtype), 1), rois], axis=1)
     return op.vision.roi_align(node.x, boxes, size, 1.0, ratio, aligned, "NCHW", "avg")
+
+
+def _roi_align_refusal(attributes: Mapping[str, Any]) -> str | None:
+    if int(attributes.get("sampling_ratio", 0)) <= 0:
+        return "sampling_ratio = 0 makes the number of samples depend on data; export with a fixed one, e.g. 2"
+    return None
 
 
 def _roi_max(node: Node, rois: Any, batches: Any, size: tuple[int, int], aligned: bool) -> Any:
@@ -57,7 +59,7 @@ def _roi_max(node: Node, rois: Any, batches: Any, size: tuple[int, int], aligned
 def _axis_samples(
     op: Any, rois: Any, columns: tuple[int, int], bins: int, ratio: int, size: int, aligned: bool
 ) -> list[tuple[Any, Any]]:
-    """Along one axis of all regions: the (places, weights) of every sample's lower and upper neighbour, [R, samples]."""
+    """Along one axis: (places, weights) of the lower and of the upper neighbours of all samples, [R, samples]."""
     dtype = dtype_of(rois)
     start, end = (op.strided_slice(rois, [1], [c], [c + 1]) for c in columns)
     extent = op.subtract(end, start)
@@ -111,6 +113,7 @@ def _affine_grid(node: Node) -> Any:
     return op.reshape(product, (size[0], *size[2:], len(size) - 2))
 
 
+REFUSALS: dict[str, Refusal] = {"RoiAlign": _roi_align_refusal}
 CONVERTERS: Converters = {
     "RoiAlign": {10: _roi_align},
     "NonMaxSuppression": {10: _non_max_suppression},
