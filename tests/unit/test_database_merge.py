@@ -160,7 +160,7 @@ def test_git_reports_lines_it_cannot_merge(repository: Repository) -> None:
 
 
 def test_without_the_driver_prune_resolves_the_conflict(repository: Repository) -> None:
-    repository.git("config", "--unset", "merge.tvmflow-db.driver")
+    repository.git("config", "--remove-section", "merge.tvmflow-db")
     assert repository.git("merge", "--no-edit", "branch", check=False).returncode == 1
     repository.store.prune(lambda record: True, faulty=True)
     repository.store.prune(lambda record: record.key != record_of(2).key)  # git cannot know that main removed it

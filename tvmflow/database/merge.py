@@ -68,7 +68,7 @@ def install(database: Path) -> tuple[str, ...]:
     root = Path(_git(folder, "rev-parse", "--show-toplevel"))
     python = shlex.quote(sys.executable)
     # -P: no module may come from the folder git runs in, which is what somebody else wrote.
-    wanted = {"name": "tuning records by key", "driver": f"{python} -P -m tvmflow.cli db merge-driver %O %A %B %P"}
+    wanted = {"driver": f"{python} -P -m tvmflow.cli db merge-driver %O %A %B %P", "name": "tuning records by key"}
     done = []
     for key, value in wanted.items():
         if _git(root, "config", "--default", "", "--get", f"merge.{DRIVER}.{key}") != value:
