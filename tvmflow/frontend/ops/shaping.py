@@ -169,8 +169,27 @@ def _reshape(node: Node) -> Any:
 
 
 def _tile(node: Node) -> Any:
-    repeats = node.constant(1)
-    return node.upstream() if repeats is None else node.op.tile(node.x, [int(r) for r in repeats])
+    """Run-time repeats give each axis a neighbour of that size, over which it is broadcast."""
+    op, repeats, dims = node.op, node.constant(1), node.dims()
+    if repeats is not None:
+        return op.tile(node.x, [int(count) for count in repeats])
+    counts = run_time_shape(node, node.tensor(1), len(dims), "repeats").values
+    pairs = [size for count, dim in zip(counts, dims, strict=True) for size in (count, dim)]
+    spread = op.broadcast_to(op.reshape(node.x, [size for dim in dims for size in (1, dim)]), pairs)
+    return op.reshape(spread, [count * dim for count, dim in zip(counts, dims, strict=True)])
+
+
+def _constant(node: Node) -> Any:
+    from onnx.numpy_helper import to_array
+
+    for name, dtype in (("value_int", "int64"), ("value_ints", "int64"), ("value_float", "float32"),
+                        ("value_floats", "float32")):
+        if name in node.attributes:
+            return relax.const(np.array(node.attributes[name], dtype), dtype)
+    if "value" not in node.attributes:
+        raise node.refuse("only numbers can be constants")
+    value = to_array(node.attributes["value"])
+    return relax.const(value, str(value.dtype))
 
 
 def _constant_of_shape(node: Node) -> Any:
@@ -236,13 +255,7 @@ def _bit_cast(node: Node) -> Any:
     if known is not None:
         return relax.const(known.view(target), target.name)
     x = node.op.astype(node.x, "uint8") if node.dtype() == "bool" else node.x  # LLVM holds a bool in one bit
-    return node.builder.emit_te(_reinterpreted, x, target.name)
-
-
-def _reinterpreted(x: Any, dtype: str) -> Any:
-    from tvm import te
-
-    return te.compute(x.shape, lambda *place: tirx.reinterpret(dtype, x(*place)), name="bit_cast")
+    return node.op.memory.view(x, dtype=target.name)
 
 
 def _size(node: Node) -> Any:
@@ -258,6 +271,7 @@ CONVERTERS: Converters = {
     "Expand": {8: _expand},
     "Reshape": {5: _reshape},
     "Tile": {6: _tile},
+    "Constant": {1: _constant},
     "ConstantOfShape": {9: _constant_of_shape},
     "EyeLike": {9: _eye_like},
     "DepthToSpace": {1: _depth_to_space},
