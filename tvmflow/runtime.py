@@ -61,7 +61,19 @@ class Session:
         check_inputs(self.signature, arrays)
         _use_threads(self.threads)
         args = [self._tensor(arrays[spec.name]) for spec in self.signature.inputs]
-        return [_to_numpy(tensor) for tensor in _flat(self._main(*args, *self._constants))]
+        return [_to_numpy(tensor) for tensor in _flat(self._call(args))]
+
+    def _call(self, args: list[Any]) -> Any:
+        try:
+            return self._main(*args, *self._constants)
+        except RuntimeError as exc:
+            if "match_cast" not in str(exc):
+                raise
+            # Frontends guard indices and divisors by a cast that only holds while they are in range.
+            raise InputError(
+                "the values of the inputs do not fit: an index is out of range, a divisor is 0, or sizes contradict each other",
+                "indices must lie within the axis that they pick from",
+            ) from exc
 
     def _load(self, folder: Path) -> None:
         import tvm
