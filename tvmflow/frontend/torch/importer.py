@@ -173,7 +173,7 @@ def _example_range(example: torch.Tensor) -> tuple[float, float] | None:
     if example.is_floating_point() or example.dtype == torch.bool or not example.numel():
         return None
     low, high = int(example.min()), int(example.max())
-    return (0, 1) if 0 <= low and high <= 1 else (low, high)
+    return (0, 1) if low >= 0 and high <= 1 else (low, high)
 
 
 def _index_range(node: Any) -> tuple[float, float] | None:
