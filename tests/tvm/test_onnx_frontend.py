@@ -217,6 +217,24 @@ def test_sizes_computed_from_shapes(tmp_path):
     assert imported.signature.outputs[0].shape == ("b", "t", 5)
 
 
+def test_positions_counted_up_to_a_symbolic_length(tmp_path):
+    """As long as the input itself, so that both can be added."""
+    nodes = [make_node("Shape", ["x"], ["s"], start=0, end=1), make_node("Squeeze", ["s"], ["t"]),
+             make_node("Range", ["zero", "t", "one"], ["places"]), make_node("Gather", ["table", "places"], ["e"]),
+             make_node("Add", ["x", "e"], ["y"])]
+    proto = model(nodes, [("x", FLOAT, ["t", 4])], [("y", FLOAT, None)],
+                  {"zero": np.array(0), "one": np.array(1), "table": random(9, 4, seed=1)})
+    assert agrees(tmp_path, proto, {"x": random(3, 4)}, {"x": random(9, 4)}).signature.outputs[0].shape == ("t", 4)
+
+
+def test_paddings_put_together_from_filled_tensors(tmp_path):
+    nodes = [make_node("ConstantOfShape", ["two"], ["zeros"], value=from_array(np.array([0]))),
+             make_node("Concat", ["ends", "zeros"], ["pads"], axis=0), make_node("Pad", ["x", "pads"], ["y"])]
+    proto = model(nodes, [("x", FLOAT, ["n", 3])], [("y", FLOAT, None)],
+                  {"two": np.array([2]), "ends": np.array([0, 1])})
+    assert agrees(tmp_path, proto, {"x": random(2, 3)}).signature.outputs[0].shape == ("n", 4)
+
+
 def test_integer_inputs_get_the_range_of_what_they_index(tmp_path):
     nodes = [make_node("Cast", ["ids"], ["i"], to=INT64), make_node("Gather", ["table", "i"], ["e"]),
              make_node("Gather", ["small", "kind"], ["k"]), make_node("Add", ["e", "k"], ["ek"]),

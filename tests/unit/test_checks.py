@@ -61,7 +61,7 @@ NODES = {
         "Dropout (output 'y'): its training mode is only known at run time"),
     "cast to a type without arithmetic": (
         helper.make_node("Cast", ["x"], ["y"], to=TensorProto.FLOAT8E4M3FN),
-        "Cast (output 'y'): its result has the element type float8e4m3fn, which is not supported"),
+        "Cast (output 'y'): its result has the element type float8_e4m3fn, which is not supported"),
     "strings": (
         helper.make_node("Constant", [], ["y"], value_string="a"),
         "Constant (output 'y'): its value is no plain tensor"),

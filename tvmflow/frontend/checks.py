@@ -12,6 +12,7 @@ from tvmflow.errors import UnsupportedError
 from tvmflow.frontend.functions import opset_of
 from tvmflow.frontend.onnx_file import graphs
 from tvmflow.frontend.onnx_graph import RANDOM, describe, operator_key
+from tvmflow.frontend.onnx_shapes import dtype_name
 
 LOOPS = frozenset({"Loop", "Scan"})
 # What the importer does itself, without a converter.
@@ -80,7 +81,7 @@ def _value_faults(graph: GraphProto) -> Iterator[Fault]:
 
 
 def _unsupported(elem_type: int) -> str:
-    return f"has the element type {TensorProto.DataType.Name(elem_type).lower()}, which is not supported"
+    return f"has the element type {dtype_name(elem_type)}, which is not supported"
 
 
 def _node_faults(node: NodeProto, version: int, converters: Container[str]) -> Iterator[Fault]:

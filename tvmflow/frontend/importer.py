@@ -100,6 +100,8 @@ class Importer(ONNXGraphImporter):  # type: ignore[misc] # TVM carries no types
     def _convert(self, node: NodeProto) -> list[Any]:
         """The values of a node's outputs, by its converter."""
         inputs = onnx_input(self._nodes[name] if name else None for name in node.input)
+        if node.op_type == "Range" and not node.domain and all(_is_integer(value) for value in inputs):
+            return [self._range(*inputs)]
         if not _stays_symbolic(node, inputs):
             inputs = onnx_input(self._tensor(value) for value in inputs)
         attributes = self._parse_attr(node.attribute)
@@ -112,6 +114,11 @@ class Importer(ONNXGraphImporter):  # type: ignore[misc] # TVM carries no types
         if len(results) < len(node.output):
             raise ValueError(f"it has {len(node.output)} outputs, and the converter gives {len(results)}")
         return results
+
+    def _range(self, *limits: Any) -> relax.Var:
+        """A Range of sizes is as long as they say; TVM's converter would give it a length that equals nothing else."""
+        sizes = [value if _is_size(value) else int(value.value.numpy()) for value in limits]
+        return self.bb.emit(relax.op.arange(*sizes, dtype="int64"))
 
     def _fields(self, result: Any) -> list[Any]:
         if isinstance(result, relax.Tuple):
@@ -166,6 +173,13 @@ def _stays_symbolic(node: NodeProto, inputs: Sequence[Any]) -> bool:
     if node.op_type == "Cast":
         return any(attribute.name == "to" and attribute.i == TensorProto.INT64 for attribute in node.attribute)
     return node.op_type in SHAPE_OPERATORS
+
+
+def _is_integer(value: Any) -> bool:
+    """A size, or an int64 constant of one element."""
+    if isinstance(value, tvm.ir.GenericConst):
+        return str(value.ty.dtype) == "int64" and value.value.numpy().ndim == 0
+    return _is_size(value)
 
 
 def _is_size(value: Any) -> bool:

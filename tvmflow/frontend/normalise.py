@@ -32,6 +32,7 @@ IR_VERSION = 10
 # Constants above these element counts are not folded: neither the library nor memory may grow without bound.
 MAX_FOLDED_INPUT = 1 << 22
 MAX_FOLDED_OUTPUT = 1 << 22
+MAX_FILLED = 1 << 10
 CHAINED = {"Sum": "Add", "Mean": "Add", "Max": "Max", "Min": "Min"}
 
 
@@ -162,7 +163,9 @@ def _may_fold(node: onnx_ir.Node) -> bool | None:
     sizes = [output.shape for output in node.outputs if output.shape is not None]
     if any(shape.is_static() and math.prod(shape.numpy()) > MAX_FOLDED_OUTPUT for shape in sizes):
         return False
-    return None
+    # onnxscript never folds these; the short ones are parts of shapes and paddings.
+    is_short = all(shape.is_static() and math.prod(shape.numpy()) <= MAX_FILLED for shape in sizes)
+    return True if node.op_type == "ConstantOfShape" and sizes and is_short else None
 
 
 @contextmanager

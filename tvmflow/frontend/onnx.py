@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import onnx
+import onnx_ir
 import tvm
 from onnx import ModelProto, TensorProto
 from tvm import relax, tirx
@@ -21,7 +22,7 @@ from tvmflow.frontend.importer import import_model
 from tvmflow.frontend.model import Model
 from tvmflow.frontend.normalise import STEPS
 from tvmflow.frontend.onnx_file import read
-from tvmflow.frontend.onnx_graph import sort_nodes
+from tvmflow.frontend.onnx_graph import EXPORT_AGAIN, sort_nodes
 from tvmflow.frontend.onnx_shapes import (
     check_memory,
     dtype_name,
@@ -63,6 +64,10 @@ def _located(path: Path) -> Iterator[None]:
         yield
     except (ModelError, ConfigError) as exc:
         raise type(exc)(f"{path}: {exc.message}", exc.hint, exc.details) from exc
+    except UnicodeDecodeError as exc:
+        raise ModelError(f"{path}: holds names that are not UTF-8", EXPORT_AGAIN) from exc
+    except onnx_ir.serde.SerdeError as exc:
+        raise ModelError(f"{path}: not a valid model: {exc.__cause__ or exc}", EXPORT_AGAIN) from exc
 
 
 def _normalised(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
@@ -88,7 +93,7 @@ def _check_valid(model: ModelProto) -> None:
     except onnx.checker.ValidationError as exc:
         lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
         raise ModelError(f"not a valid model: {lines[0] if lines else 'onnx.checker refuses it'}",
-                         "export the model again, with a newer exporter if you can", str(exc)) from None
+                         EXPORT_AGAIN, str(exc)) from None
 
 
 def _input_specs(model: ModelProto) -> list[TensorSpec]:

@@ -175,4 +175,6 @@ def dtype_name(elem_type: int) -> str:
     """numpy's name of an ONNX element type, or ONNX's own where numpy has none."""
     if elem_type in (TensorProto.UNDEFINED, TensorProto.STRING):
         return "string" if elem_type else "undefined"
+    if elem_type not in TensorProto.DataType.values():
+        return f"number {elem_type}"
     return str(onnx.helper.tensor_dtype_to_np_dtype(elem_type))
