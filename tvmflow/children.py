@@ -22,6 +22,7 @@ from tvmflow.process import emit
 if TYPE_CHECKING:
     import tvm
 
+    from tvmflow.build.tuned import Applied
     from tvmflow.graph.passes import Step
     from tvmflow.target import Target
 
@@ -47,7 +48,8 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
             choice = layouts.choose(model.mod, cfg.graph.layout, log.after)
             layouts.check_budget(choice.transforms, cfg.graph.max_layout_transforms)
             prepared = passes.run(choice.mod, passes.fuse_steps(target.kind, cfg.graph.prepack), log.after)
-            packed = passes.run(prepared, passes.pack_steps(target.kind, cfg.graph.prepack), log.after)
+            tuned = _tuned(cfg, prepared, target)
+            packed = passes.run(tuned.mod, passes.pack_steps(target.kind, cfg.graph.prepack), log.after)
             scheduled = passes.run(packed, passes.schedule_steps(target.kind), log.after)
             stripped, weights = constants.externalise(scheduled)
             lowered = passes.run(stripped, passes.lower_steps(), log.after)
@@ -74,7 +76,7 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
         stages=tuple(log.stages),
         peak_rss_bytes=0,
         cuda=cuda,
-        notes=(*model.notes, *_warnings(cfg)),
+        notes=(*model.notes, *tuned.notes, *_warnings(cfg)),
         verdict=None,
     )
 
@@ -172,6 +174,18 @@ def _resolved(cfg: Config, target: Target) -> Config:
     """The config with what "native" turned out to mean, so that the library can be rebuilt elsewhere."""
     section = cfg.target.model_copy(update={"mcpu": target.mcpu, "threads": target.threads, "arch": target.arch})
     return cfg.model_copy(update={"target": section})
+
+
+def _tuned(cfg: Config, prepared: tvm.IRModule, target: Target) -> Applied:
+    """The prepared module under the schedules of the config's tuning database, if it names one."""
+    from tvmflow.build import tuned
+    from tvmflow.database import Store
+    from tvmflow.target import host_features
+
+    if cfg.tuning.database is None:
+        return tuned.Applied(prepared, ())
+    reading = Store(cfg.tuning.database).read()
+    return tuned.apply(prepared, reading, target, cfg.numerics, host_features())
 
 
 def _warnings(cfg: Config) -> tuple[str, ...]:

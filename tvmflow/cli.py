@@ -14,7 +14,7 @@ from typing import Any
 
 import click
 
-from tvmflow import __version__, cli_options
+from tvmflow import __version__, cli_options, cli_tune
 from tvmflow.cli_db import db
 from tvmflow.errors import EXIT_BUG, EXIT_INTERRUPTED, TvmflowError, UsageError
 
@@ -194,6 +194,8 @@ def passes(as_json: bool, debug: bool, **model: Any) -> None:
 
 
 cli.add_command(db)
+cli.add_command(cli_tune.tasks)
+cli.add_command(cli_tune.tune)
 
 
 @cli.group(name="config")

@@ -39,16 +39,19 @@ def model(command: F) -> F:
 
 def config_of(
     model: str, target: str | None = None, arch: str | None = None, shapes: tuple[str, ...] = (),
-    dims: tuple[str, ...] = (), sets: tuple[str, ...] = (), verify: dict[str, Any] | None = None,
+    dims: tuple[str, ...] = (), sets: tuple[str, ...] = (), **sections: dict[str, Any],
 ) -> Config:  # fmt: skip
-    """The Config of a model or config file with the command line's options over it; raises UsageError, ConfigError."""
+    """The Config of a model or config file with the command line's options over it; raises UsageError, ConfigError.
+
+    `sections` are tables of single sections, e.g. verify={"enabled": False}.
+    """
     from tvmflow import config
 
     section = {key: value for key, value in (("kind", target), ("arch", arch)) if value is not None}
     inputs = {name: {"shape": _sizes(value)} for name, value in (_pair("--shape", text) for text in shapes)}
     sizes = {name: _size(name, value) for name, value in (_pair("--dim", text) for text in dims)}
     overrides: list[dict[str, Any]] = [
-        {"target": section}, {"model": {"inputs": inputs}}, {"shapes": {"dims": sizes}}, {"verify": verify or {}},
+        {"target": section}, {"model": {"inputs": inputs}}, {"shapes": {"dims": sizes}}, sections,
         *(config.parse_override(text) for text in sets),
     ]  # fmt: skip
     return config.of_model(model, overrides)

@@ -99,6 +99,17 @@ class GraphSection(Section):
     """More transposes and layout transforms than this in the finished graph are an error."""
 
 
+class TuningSection(Section):
+    database: Path | None = None
+    """The folder of tuning records: `tune` adds to it, `compile` builds from it. Without one, nothing is tuned."""
+    trials_per_task: PositiveInt = 256
+    """Candidates measured for one kernel, over all sessions."""
+    minutes: Annotated[float, Field(gt=0)] = 15.0
+    """How long one session of `tune` may take."""
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Of everything random in the search."""
+
+
 class Tolerance(Section):
     rtol: Annotated[float, Field(ge=0)]
     atol: Annotated[float, Field(ge=0)]
@@ -133,6 +144,7 @@ class Config(Section):
     target: TargetSection = TargetSection()
     numerics: NumericsSection = NumericsSection()
     graph: GraphSection = GraphSection()
+    tuning: TuningSection = TuningSection()
     verify: VerifySection = VerifySection()
 
     @model_validator(mode="after")
@@ -165,7 +177,7 @@ def from_dict(
 ) -> Config:
     """Builds a Config from plain values. `source` names their origin in messages, relative paths start at `folder`."""
     merged = json.loads(json.dumps(raw, default=str))
-    for section, key in (("model", "path"), ("model", "folder"), ("verify", "inputs")):
+    for section, key in (("model", "path"), ("model", "folder"), ("verify", "inputs"), ("tuning", "database")):
         table = merged.get(section)
         if isinstance(table, dict) and isinstance(table.get(key, ""), str) and (key in table or key == "folder"):
             table[key] = str(folder / table.get(key, ""))

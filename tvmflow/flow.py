@@ -86,6 +86,29 @@ def bench_artifact(path: Path, model: Path | None, threads: int | None, budget_s
     return tuple(samples)
 
 
+def tasks(cfg: Config) -> list[dict[str, Any]]:
+    """The tunable kernels of a config: one row each, with the record that serves it or what differs."""
+    rows, _ = process.call("tvmflow.tuning_children:tasks", cfg, what="extracting the tasks", error=CompileError)
+    return list(rows)
+
+
+def tune(cfg: Config, pattern: str, on_progress: Callable[[str, float], None]) -> dict[str, float]:
+    """Tunes a config's tasks into its database; `on_progress` gets a line and the seconds left."""
+    last: dict[str, float] = {"tasks": 0, "trials": 0, "gain": 1.0}
+
+    def on_event(event: Any) -> None:
+        if isinstance(event, str):
+            on_progress(event, cfg.tuning.minutes * 60)
+            return
+        last.update(tasks=event.tasks, trials=event.trials, gain=event.gain)
+        text = (f"{event.task[:40]} {event.best_gflops:.0f} GFLOP/s; {event.done_tasks} of {event.tasks} done, "
+                f"{event.trials} trials, {event.gain:.2f} x as fast")  # fmt: skip
+        on_progress(text, event.left_s)
+
+    process.call("tvmflow.tuning_children:tune", cfg, pattern, what="tuning", error=CompileError, on_event=on_event)
+    return last
+
+
 def passes(cfg: Config) -> dict[str, list[tuple[str, str]]]:
     """The named passes of this config's pipeline, per phase, each with why it is there."""
     listing, _ = process.call("tvmflow.children:passes", cfg, what="listing the passes", error=CompileError)

@@ -50,7 +50,7 @@ def call(
     what: str,
     error: type[TvmflowError] = CompileError,
     env: Mapping[str, str] | None = None,
-    on_event: Callable[[str], None] | None = None,
+    on_event: Callable[[Any], None] | None = None,
 ) -> Reply:
     """Calls `function` ("package.module:name") with `args` in a process of its own.
 
@@ -82,14 +82,14 @@ def call(
     return _value_of(reply, status, what, error, output), usage
 
 
-def emit(event: str) -> None:
+def emit(event: object) -> None:
     """Tells the parent, from inside a function run by `call`, what is being done; without a parent, nothing."""
     if _reply_to is not None:
         _send(_reply_to, ("event", event))
 
 
 def _exchange(
-    child: subprocess.Popen[bytes], read_fd: int, request: object, on_event: Callable[[str], None] | None
+    child: subprocess.Popen[bytes], read_fd: int, request: object, on_event: Callable[[Any], None] | None
 ) -> tuple[str, Any] | None:
     """Sends the request, passes events on, and returns the reply, or None where the child died without one."""
     reply = None

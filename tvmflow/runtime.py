@@ -71,7 +71,7 @@ class Session:
                 raise
             # Frontends guard indices and divisors by a cast that only holds while they are in range.
             raise InputError(
-                "the values of the inputs do not fit: an index is out of range, a divisor is 0, or sizes contradict each other",
+                "the values of the inputs do not fit: an index is out of range, a divisor is 0, or sizes disagree",
                 "indices must lie within the axis that they pick from",
             ) from exc
 

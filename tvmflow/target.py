@@ -97,6 +97,12 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
+def cpu_name() -> str:
+    """What this machine's CPU calls itself."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
 def machine_of(mtriple: str) -> str:
     first = mtriple.split("-")[0].lower()
     return ARCH_ALIASES.get(first, first)

@@ -69,27 +69,28 @@ def linker(target: Target) -> dict[str, Any]:
 
 def contents(scheduled: tvm.IRModule, lowered: tvm.IRModule) -> Contents:
     """Lists the kernels of a module: origin from the module before lowering, calls from the one after."""
-    calls, storage = _calls(lowered)
+    counts, storage = _calls(lowered)
     lowered_names = {var.name_hint for var in lowered.functions}
     kernels = []
     for var, function in scheduled.functions.items():
         if isinstance(function, PrimFunc):
             origin, rule = _origin(function)
-            kernels.append(Kernel(name=var.name_hint, origin=origin, rule=rule, calls=calls.pop(var.name_hint, 0)))
+            kernels.append(Kernel(name=var.name_hint, origin=origin, rule=rule, calls=counts.pop(var.name_hint, 0)))
     kernels += [
         Kernel(name=name, origin="external", rule=name, calls=count)
-        for name, count in calls.items()
+        for name, count in counts.items()
         if not name.startswith("vm.builtin.") and name not in lowered_names
     ]
     _check_external([kernel.rule for kernel in kernels if kernel.origin == "external"])
     return Contents(tuple(sorted(kernels, key=lambda k: k.name)), storage)
 
 
-def _origin(function: PrimFunc) -> tuple[Literal["default schedule", "unscheduled", "external"], str]:
+def _origin(function: PrimFunc) -> tuple[Literal["tuned", "default schedule", "unscheduled", "external"], str]:
     """Where a kernel's code comes from, and the rule of its schedule or the function that it calls."""
     done = "tirx.is_scheduled" in function.attrs
-    if RULE_ATTR in function.attrs and str(function.attrs[RULE_ATTR]) != UNSCHEDULED:
-        return "default schedule", str(function.attrs[RULE_ATTR])
+    rule = str(function.attrs.get(RULE_ATTR, UNSCHEDULED))
+    if rule != UNSCHEDULED:
+        return ("tuned" if rule.startswith("record ") else "default schedule"), rule
     if called := EXTERNAL_CALL.findall(function.script()):
         return "external", ", ".join(dict.fromkeys(called))
     return ("default schedule", "DLight") if done else ("unscheduled", UNSCHEDULED)
@@ -108,6 +109,20 @@ def _check_external(names: list[str]) -> None:
 def versions() -> dict[str, str]:
     """What the build's bytes depend on, beside the config."""
     return {name: version(name) for name in ("tvmflow", "apache-tvm", "apache-tvm-ffi", "onnx", "onnxscript", "numpy")}
+
+
+def calls(prepared: tvm.IRModule) -> Counter[str]:
+    """In how many places the graph calls each kernel."""
+    counts: Counter[str] = Counter()
+
+    def visit(node: object) -> None:
+        if isinstance(node, tvm.ir.Call) and getattr(node.op, "name", "") == "relax.call_tir":
+            counts[str(node.args[0].name_hint)] += 1
+
+    for function in prepared.functions.values():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function, visit)
+    return counts
 
 
 def _calls(lowered: tvm.IRModule) -> tuple[Counter[str], int | None]:

@@ -92,6 +92,10 @@ class Store:
                 improved += [key for key in old if merged[key] != old[key]]
         return Added(tuple(sorted(new)), tuple(sorted(improved)))
 
+    def keep(self, record: Record) -> None:
+        """`add` for one record."""
+        self.add([record])
+
     def prune(self, keep: Callable[[Record], bool], faulty: bool = False) -> tuple[Record, ...]:
         """Removes the records that `keep` refuses, and with `faulty` the lines that hold none; returns the removed.
 

@@ -55,7 +55,8 @@ def first_accepted(config: Config, rows: Sequence[Sequence[Feeds]]) -> tuple[int
 def run_reference(config: Config, feeds: Sequence[Feeds]) -> tuple[str, list[list[np.ndarray]]]:
     """Runs the model as it was given, not as it was rewritten, on each of `feeds`.
 
-    Returns what ran it ("ONNX Runtime 1.23.0"), and per feed the outputs in the model's order. Raises ReferenceRunError.
+    Returns what ran it ("ONNX Runtime 1.23.0"), and per feed the outputs in the model's order.
+    Raises ReferenceRunError.
     """
     if is_torch(config):
         from tvmflow.frontend import torch

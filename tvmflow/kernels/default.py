@@ -37,11 +37,16 @@ def scheduled(function: PrimFunc) -> PrimFunc:
     """The function under the default rules, its RULE_ATTR saying which; itself where TVM rejects them."""
     schedule = Schedule(tvm.IRModule({"main": function}), debug_mask="none")
     try:
-        rules = [_schedule_block(schedule, block) for block in _blocks(schedule)]
+        rule = apply(schedule)
     except ScheduleError:  # a primitive does not apply to this kernel
         return function.with_attr(RULE_ATTR, UNSCHEDULED)
-    rule = " + ".join(dict.fromkeys(rules)) or UNSCHEDULED
     return schedule.mod["main"].with_attrs({RULE_ATTR: rule, "tirx.is_scheduled": True})
+
+
+def apply(schedule: Schedule) -> str:
+    """Transforms the function under `schedule` by the default rules and returns their names; raises ScheduleError."""
+    rules = [_schedule_block(schedule, block) for block in _blocks(schedule)]
+    return " + ".join(dict.fromkeys(rules)) or UNSCHEDULED
 
 
 def _is_open(function: tvm.ir.BaseFunc) -> bool:

@@ -1,0 +1,47 @@
+"""Schedules from the tuning database onto the kernels of a prepared module."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import tvm
+
+from tvmflow import tasks
+from tvmflow.config import NumericsSection
+from tvmflow.database import Match, Reading
+from tvmflow.kernels.default import RULE_ATTR
+from tvmflow.target import Target
+
+
+@dataclass(frozen=True)
+class Applied:
+    """The module with every kernel scheduled that has a record, and what could not be used."""
+
+    mod: tvm.IRModule
+    notes: tuple[str, ...]
+
+
+def apply(prepared: tvm.IRModule, reading: Reading, target: Target, numerics: NumericsSection,
+          cpu_features: Collection[str]) -> Applied:  # fmt: skip
+    """Replays the record of each kernel that has one. A record that no longer applies costs itself alone."""
+    functions = dict(prepared.functions.items())
+    notes = [str(fault) for fault in reading.faults]
+    for var, function in prepared.functions.items():
+        if not tasks.is_tunable(function):
+            continue
+        mod, workload = tasks.canonical(function)
+        found = reading.lookup(tasks.key_parts(workload, target, numerics), cpu_features)
+        if not isinstance(found, Match):
+            continue
+        schedule = tasks.replay(mod, found.record.trace)
+        if schedule is None:
+            notes.append(f"{var.name_hint}: record {found.record.key[:12]} no longer applies and was skipped")
+            continue
+        rule = f"record {found.record.key[:12]}, {found.record.gflops:.0f} GFLOP/s when tuned"
+        if not found.exact:
+            rule += f", for {found.record.parts.target['mcpu']}"
+        functions[var] = schedule.mod["main"].without_attr("global_symbol").with_attrs(
+            {RULE_ATTR: rule, "tirx.is_scheduled": True}
+        )
+    return Applied(tvm.IRModule(functions, attrs=prepared.attrs), tuple(notes))

@@ -1,0 +1,123 @@
+"""From a prepared module to tuning tasks: kernels in a form that does not depend on names, with stable keys.
+
+A schedule trace names the blocks that it transforms, so two kernels that differ by names alone must be given the same
+names before one is tuned and before the other uses its record: `canonical` does that, and the hash of its text is the
+workload's part of the key.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import keyword
+import re
+import tokenize
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import tvm
+from pydantic import JsonValue
+from tvm.ir import assert_structural_equal
+from tvm.s_tir import Schedule
+from tvm.s_tir.analysis import estimate_tir_flops
+from tvm.s_tir.schedule import ScheduleError, Trace
+from tvm.tirx import PrimFunc
+
+from tvmflow.config import NumericsSection
+from tvmflow.database.keys import KeyParts
+from tvmflow.target import Target
+
+PREPARATION = 1  # raised whenever the graph stage or `canonical` changes what reaches tuning
+NAME_ATTRS = ("global_symbol", "op_pattern", "tvmflow.rule")
+STRING = re.compile(r'(T\.sblock\()"([^"]*)"')
+
+
+@dataclass(frozen=True)
+class Task:
+    """One kernel to tune: `mod` holds its canonical form as `main`; `weight` is how often the library calls it."""
+
+    name: str
+    parts: KeyParts
+    mod: tvm.IRModule
+    weight: int
+    flop: float
+
+    threads: int
+
+    @property
+    def key(self) -> str:
+        return self.parts.key
+
+
+def extract(
+    prepared: tvm.IRModule, calls: Mapping[str, int], target: Target, numerics: NumericsSection
+) -> tuple[Task, ...]:
+    """The tunable kernels of a prepared module, equal ones once, the costliest first. `calls` counts by kernel name."""
+    found: dict[str, Task] = {}
+    for var, function in prepared.functions.items():
+        if not is_tunable(function):
+            continue
+        mod, workload = canonical(function)
+        parts = key_parts(workload, target, numerics)
+        known = found.get(workload)
+        weight = calls.get(var.name_hint, 1) + (known.weight if known else 0)
+        name = known.name if known else var.name_hint
+        found[workload] = Task(name, parts, mod, weight, float(estimate_tir_flops(mod)), target.threads)
+    return tuple(sorted(found.values(), key=lambda task: (-task.flop * task.weight, task.key)))
+
+
+def key_parts(workload: str, target: Target, numerics: NumericsSection) -> KeyParts:
+    """The named parts of a kernel's key on a target under a numerics mode."""
+    machine: dict[str, str | int | bool | tuple[str, ...] | None] = {
+        "kind": target.kind, "mcpu": target.mcpu, "machine": target.machine, "features": target.features,
+        "threads": target.threads, **({"arch": target.arch} if target.arch else {}),
+    }  # fmt: skip
+    return KeyParts(workload=workload, target=machine, numerics=numerics.model_dump(), preparation=PREPARATION)
+
+
+def is_tunable(function: tvm.ir.BaseFunc) -> bool:
+    """Whether MetaSchedule could search schedules of a function: static loops, no calls to the run time."""
+    if not isinstance(function, PrimFunc) or "tirx.is_scheduled" in function.attrs:
+        return False
+    return "packed(" not in (text := function.script()) and "T.int64()" not in text and " = T.handle()" not in text
+
+
+def canonical(function: PrimFunc) -> tuple[tvm.IRModule, str]:
+    """The function as `main` of a module, its variables, buffers and blocks renamed in order, and its text's sha256.
+
+    Keeps the names where the renamed text does not parse back to an equal function.
+    """
+    plain = function
+    for attr in NAME_ATTRS:
+        plain = plain.without_attr(attr)
+    renamed = tvm.script.from_source(_renamed(plain.script(show_meta=False)))
+    assert_structural_equal(renamed, plain, map_free_vars=True)
+    text = renamed.script(show_meta=False)
+    mod = tvm.IRModule({"main": renamed.with_attr("global_symbol", "main")})
+    return mod, hashlib.sha256(text.encode()).hexdigest()
+
+
+def replay(mod: tvm.IRModule, trace: JsonValue) -> Schedule | None:
+    """The schedule that a record's trace makes of its workload; None where it no longer applies."""
+    schedule = Schedule(mod, debug_mask="none")
+    try:
+        Trace.apply_json_to_schedule(trace, schedule)
+    except (ScheduleError, RuntimeError, ValueError, TypeError, IndexError, KeyError):
+        return None
+    return schedule
+
+
+def _renamed(script: str) -> str:
+    """TVMScript with every name that the kernel itself introduces replaced by a number in order of appearance."""
+    names: dict[str, str] = {}
+    out: list[tokenize.TokenInfo] = []
+    previous = ""
+    script = STRING.sub(lambda m: f'{m[1]}"{names.setdefault("block " + m[2], f"b{len(names)}")}"', script)
+    for token in tokenize.generate_tokens(io.StringIO(script).readline):
+        text = token.string
+        own = token.type == tokenize.NAME and previous != "." and not keyword.iskeyword(text)
+        if own and text not in ("T", "main", "private", "s_tir", "range", "True", "False", "None"):
+            text = names.setdefault(text, f"v{len(names)}")
+        out.append(token._replace(string=text))
+        previous = token.string
+    return tokenize.untokenize((token.type, token.string) for token in out)

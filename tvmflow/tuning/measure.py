@@ -1,0 +1,140 @@
+"""Builds candidates on all cores and then runs them one at a time, alone on the machine."""
+
+from __future__ import annotations
+
+import multiprocessing
+import multiprocessing.connection
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext
+
+from tvmflow.tuning import worker
+from tvmflow.tuning.worker import Job
+
+BUILD_TIMEOUT_S = 30.0
+RUN_TIMEOUT_S = 3.0
+HOPELESS_TIMES = 20  # a run is killed at this many times the task's best
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds per call of one candidate, or why there are none."""
+
+    samples_s: tuple[float, ...] = ()
+    error: str = ""
+
+
+class Measurer:
+    """A set of workers. Use as a context manager: they end with it."""
+
+    def __init__(self, target_json: str, threads: int, workers: int) -> None:
+        """`target_json` is the tvm target as it prints itself; `threads` are those a candidate runs with."""
+        self._context: ForkServerContext = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(["tvmflow.tuning.worker"])
+        self._workers = [_Worker(self._context, target_json, threads) for _ in range(workers)]
+
+    def __enter__(self) -> Measurer:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for item in self._workers:
+            item.stop()
+
+    def measure(self, jobs: Sequence[Job], best_s: float | None) -> list[Measured]:
+        """Measures every job; `best_s` is the task's best so far and lets hopeless ones end early."""
+        results: list[Measured | None] = [None] * len(jobs)
+        pending = list(range(len(jobs)))
+        while pending:
+            round_, pending = pending, []
+            built = self._build_all(jobs, round_, results)
+            for owner, numbers in built:
+                while numbers:
+                    number = numbers.pop(0)
+                    result = owner.ask(("run", number, best_s), _run_timeout(best_s))
+                    results[number] = result
+                    if result.samples_s:
+                        median = worker.median_s(result.samples_s)
+                        best_s = median if best_s is None else min(best_s, median)
+                    if owner.fresh:  # it died of this candidate: what else it had built must be built again
+                        pending += numbers
+                        break
+        return [result if result is not None else Measured(error="not measured") for result in results]
+
+    def _build_all(
+        self, jobs: Sequence[Job], numbers: Sequence[int], results: list[Measured | None]
+    ) -> list[tuple[_Worker, list[int]]]:
+        """Builds on all workers at once; failures go to `results`."""
+        queue = list(numbers)
+        busy: dict[_Worker, tuple[int, float]] = {}
+        built: dict[_Worker, list[int]] = {item: [] for item in self._workers}
+        while queue or busy:
+            for item in self._workers:
+                if item not in busy and queue:
+                    number = queue.pop(0)
+                    item.send(("build", number, jobs[number]))
+                    busy[item] = (number, time.monotonic() + BUILD_TIMEOUT_S)
+            multiprocessing.connection.wait([item.channel for item in busy], timeout=0.5)
+            for item, (number, deadline) in list(busy.items()):
+                if item.channel.poll() or time.monotonic() > deadline:
+                    del busy[item]
+                    result = item.receive(0.0)
+                    if result.error:
+                        results[number] = result
+                    else:
+                        built[item].append(number)
+                    if item.fresh:
+                        queue += built[item]
+                        built[item] = []
+                        item.fresh = False
+        for item in self._workers:
+            item.fresh = False
+        return list(built.items())
+
+
+def _run_timeout(best_s: float | None) -> float:
+    """Seconds for all runs of one candidate, its compilation to machine code included."""
+    return RUN_TIMEOUT_S if best_s is None else min(RUN_TIMEOUT_S, max(1.0, HOPELESS_TIMES * best_s))
+
+
+class _Worker:
+    """One worker process and the pipe to it; replaced by a new one when it dies or hangs."""
+
+    def __init__(self, context: ForkServerContext, target_json: str, threads: int) -> None:
+        self._start = (context, target_json, threads)
+        self.fresh = False
+        self._begin()
+
+    def _begin(self) -> None:
+        context, target_json, threads = self._start
+        self.channel, theirs = context.Pipe()
+        self._process = context.Process(target=worker.serve, args=(theirs, target_json, threads), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def send(self, message: object) -> None:
+        self.channel.send(message)
+
+    def ask(self, message: object, timeout_s: float) -> Measured:
+        self.send(message)
+        return self.receive(timeout_s)
+
+    def receive(self, timeout_s: float) -> Measured:
+        """The answer to what was sent; a dead or hanging worker is replaced, and `fresh` says so."""
+        try:
+            if self.channel.poll(timeout_s):
+                status, payload = self.channel.recv()
+                return Measured(samples_s=payload) if status == "ok" else Measured(error=str(payload))
+            error = "took too long"
+        except (EOFError, ConnectionResetError):
+            self._process.join(1)
+            error = f"crashed (exit code {self._process.exitcode})"
+        self.stop()
+        self._begin()
+        self.fresh = True
+        return Measured(error=error)
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.join()
+        self.channel.close()

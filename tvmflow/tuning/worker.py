@@ -1,0 +1,113 @@
+"""The process that builds and runs candidates. A candidate that crashes it costs that candidate alone.
+
+It is forked from a server that has imported TVM already, lives for many candidates, and keeps what it built in memory:
+no linking, no files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import statistics
+import time
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+import tvm
+from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
+
+MEMORY_BYTES = 8 << 30  # of data; a candidate that asks for more fails alone
+COLD_BYTES = 48 << 20  # weights rotate over copies of this size together, so that each run finds its own cold
+MAX_COPIES = 16
+SAMPLES, SAMPLE_S, BUDGET_S = 10, 1e-3, 0.25
+HOPELESS = 2.0  # a candidate whose first run takes this many times the task's best is not run again
+
+
+@dataclass(frozen=True)
+class Job:
+    """One candidate: its module, the shapes and dtypes of its parameters, which of them are weights."""
+
+    module_json: str
+    args: tuple[tuple[str, tuple[int, ...]], ...]
+    weights: tuple[int, ...]
+
+
+def serve(channel: Connection, target_json: str, threads: int) -> None:
+    """Answers ("build", id, Job) and ("run", id, best_s) until the other end closes."""
+    os.environ["TVM_NUM_THREADS"] = str(threads)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+    target = tvm.target.Target(json.loads(target_json))
+    built: dict[int, tuple[Any, Job]] = {}
+    while True:
+        try:
+            action, number, payload = channel.recv()
+        except EOFError:
+            return
+        try:
+            if action == "build":
+                built[number] = (_build(payload, target), payload)
+                channel.send(("ok", ()))
+            else:
+                kernel, job = built.pop(number)
+                channel.send(("ok", _run(kernel, job, payload)))
+        except Exception as exc:  # whatever a candidate does wrong is its result
+            channel.send(("error", f"{type(exc).__name__}: {str(exc).strip().splitlines()[-1][:200]}"))
+
+
+def _build(job: Job, target: tvm.target.Target) -> Any:
+    mod = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(tvm.ir.load_json(job.module_json))
+    return tvm.tirx.build(mod, target=target)
+
+
+def _run(kernel: Any, job: Job, best_s: float | None) -> tuple[float, ...]:
+    """Seconds per call, one value per sample; a single one where the first run was hopeless."""
+    main = kernel["main"]
+    sets = _argument_sets(job)
+    main(*sets[0])  # compiles and warms up
+    first = _time(main, sets[1 % len(sets) :][:1])
+    if best_s is not None and first > HOPELESS * best_s:
+        return (first,)
+    repeat = max(1, min(len(sets) if first < SAMPLE_S else 1, int(SAMPLE_S / max(first, 1e-7)) + 1))
+    samples = []
+    end = time.perf_counter() + BUDGET_S
+    for index in range(SAMPLES):
+        start = index * repeat % len(sets)
+        samples.append(_time(main, (sets[start:] + sets[:start])[:repeat]))
+        if time.perf_counter() > end and index >= 2:
+            break
+    return tuple(samples)
+
+
+def _time(main: Any, sets: list[list[Any]]) -> float:
+    started = time.perf_counter()
+    for args in sets:
+        main(*args)
+    return (time.perf_counter() - started) / len(sets)
+
+
+def _argument_sets(job: Job) -> list[list[Any]]:
+    """Arguments with a warm first input and cold weights: the same activations, weights from copies in turn."""
+    weight_bytes = sum(_size_bytes(*job.args[i]) for i in job.weights)
+    copies = min(MAX_COPIES, COLD_BYTES // weight_bytes + 1) if weight_bytes else 1
+    shared = [None if i in job.weights else _filled(*arg, i) for i, arg in enumerate(job.args)]
+    return [[s if s is not None else _filled(*job.args[i], i + c) for i, s in enumerate(shared)] for c in range(copies)]
+
+
+def _filled(dtype: str, shape: tuple[int, ...], seed: int) -> Any:
+    kind = np.dtype(dtype) if dtype != "bfloat16" else np.dtype("uint16")
+    rng = np.random.default_rng(seed)
+    values = rng.random(shape, np.float32) if kind.kind == "f" else np.zeros(shape)
+    tensor = tvm.runtime.tensor(np.asarray(values).astype(kind))
+    return tensor._create_view(shape, dtype) if dtype == "bfloat16" else tensor
+
+
+def _size_bytes(dtype: str, shape: tuple[int, ...]) -> int:
+    return int(np.prod(shape)) * max(int(tvm.DataType(dtype).bits) // 8, 1)
+
+
+def median_s(samples: tuple[float, ...]) -> float:
+    return statistics.median(samples)
