@@ -10,6 +10,7 @@ and `multiprocessing` would run the caller's main script a second time.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib
 import os
 import pickle
@@ -30,6 +31,7 @@ from tvmflow.errors import CompileError, TvmflowError
 
 PACKAGE_PARENT = str(Path(__file__).resolve().parent.parent)
 # Variables by which TVM, its CUDA compile step or ptxas would change a build behind the config's back.
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 IGNORED_PREFIXES = ("TVM_", "NVCC_", "CUDA_PTX")
 
 
@@ -181,6 +183,7 @@ def main() -> None:
     """The child: one request from standard input, its reply to the inherited descriptor."""
     from tvmflow import process  # the importable twin of __main__, whose `emit` the called function sees
 
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # however the parent ends, so does this
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     Path("/proc/self/oom_score_adj").write_text("900")  # if memory runs out, this process goes, not the user's shell
     with os.fdopen(int(sys.argv[1]), "wb") as replies:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+import time
+from pathlib import Path
 
+import psutil
 import pytest
 
 from tvmflow import process
@@ -25,6 +29,9 @@ def _importable(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPa
         "def fail():\n    raise ModelError('bad file', 'mend it')\n"
         "def bug():\n    print('on the way')\n    raise ValueError('first\\nsecond')\n"
         "def die(number):\n    print('last words', flush=True)\n    os.kill(os.getpid(), number)\n"
+        "def linger(folder):\n    import pathlib, time\n"
+        "    part = pathlib.Path(folder, 'part')\n    part.write_text(str(os.getpid()))\n"
+        "    part.rename(pathlib.Path(folder, 'pid'))\n    time.sleep(600)\n"
         "def leave():\n    os._exit(3)\n"
         "def variable(name):\n    return os.environ.get(name)\n"
         "def grow(size):\n    block = bytearray(size)\n    block[::4096] = b'1' * len(block[::4096])\n"
@@ -67,6 +74,17 @@ def test_a_kill_is_taken_for_lack_of_memory() -> None:
         process.call(f"{HERE}:die", int(signal.SIGKILL), what="compiling")
 
 
+def test_a_child_does_not_outlive_its_parent(tmp_path: Path) -> None:
+    code = f"from tvmflow import process\nprocess.call('{HERE}:linger', r'{tmp_path}', what='lingering')"
+    parent = subprocess.Popen([sys.executable, "-c", code])
+    while not (tmp_path / "pid").exists():
+        time.sleep(0.05)
+    child = psutil.Process(int((tmp_path / "pid").read_text()))
+    parent.kill()
+    parent.wait()
+    assert psutil.wait_procs([child], timeout=20)[1] == []
+
+
 def test_a_silent_exit_is_an_error() -> None:
     with pytest.raises(CompileError, match=r"crashed \(exit code 3\)"):
         process.call(f"{HERE}:leave", what="compiling")
@@ -89,5 +107,5 @@ def test_peak_memory_is_the_childs() -> None:
 
 
 def test_emit_without_a_parent_does_nothing() -> None:
+    assert process._reply_to is None
     process.emit("nobody hears this")
-    assert "tvm" not in sys.modules

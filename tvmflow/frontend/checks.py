@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from dataclasses import dataclass
 
 import onnx
@@ -35,13 +35,21 @@ class Fault:
     advice: str
 
 
-def check(model: ModelProto, converters: Container[str]) -> None:
+Refusal = Callable[[NodeProto, int], str | None]
+
+
+def nothing_refused(_node: NodeProto, _version: int) -> str | None:
+    """No converter refuses anything."""
+    return None
+
+
+def check(model: ModelProto, converters: Container[str], refusal: Refusal = nothing_refused) -> None:
     """Raises one UnsupportedError that lists everything in `model` that cannot be compiled.
 
-    `converters` holds the operators that can be, those of other domains than ai.onnx as "domain::name". Nodes are
-    looked at in the main graph, in branches, loop bodies and the model's functions.
+    `converters` holds the operators that can be, those of other domains than ai.onnx as "domain::name"; `refusal` says
+    why one of them cannot convert a node in an opset, or None. Nodes are looked at in the main graph, in branches, loop bodies and the model's functions.
     """
-    found = list(faults(model, converters))
+    found = list(faults(model, converters, refusal))
     if not found:
         return
     lines = [f"{fault.where}: {fault.why}" for fault in found]
@@ -50,7 +58,9 @@ def check(model: ModelProto, converters: Container[str]) -> None:
     raise UnsupportedError(message, "; ".join(dict.fromkeys(fault.advice for fault in found)))
 
 
-def faults(model: ModelProto, converters: Container[str]) -> Iterator[Fault]:
+def faults(
+    model: ModelProto, converters: Container[str], refusal: Refusal = nothing_refused
+) -> Iterator[Fault]:
     """Everything that `check` would refuse, in the order of the file."""
     yield from _value_faults(model.graph)
     constants = {tensor.name: tensor for graph in graphs(model) for tensor in graph.initializer}
@@ -61,6 +71,8 @@ def faults(model: ModelProto, converters: Container[str]) -> Iterator[Fault]:
             if (node.domain, node.op_type) not in local:
                 yield from _node_faults(node, version, converters)
                 yield from _meaning_faults(node, constants)
+                if reason := refusal(node, version):
+                    yield Fault(describe(node), reason, "replace the operator by one that can be converted")
 
 
 def _value_faults(graph: GraphProto) -> Iterator[Fault]:

@@ -17,8 +17,9 @@ FLOATS = ("bfloat16", "float16", "float32", "float64")
 class Model:
     """An imported model.
 
-    `mod` holds one Relax function `main` whose parameters are exactly `signature.inputs`, in that order, and whose
-    result is `signature.outputs`, in that order (a tuple when there are several); weights are constants in it.
+    `mod` holds the Relax function `main`, beside private ones for the branches of an If. The parameters of `main` are
+    exactly `signature.inputs`, its result is `signature.outputs` (a tuple when there are several), both in that order;
+    weights are constants.
     `notes` says in plain words what was rewritten on the way in.
     """
 

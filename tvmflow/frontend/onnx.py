@@ -49,7 +49,7 @@ def load(path: Path, model_inputs: Mapping[str, config.ModelInput], dims: Mappin
         check_memory(model)
         inputs, outputs = _input_specs(model), [_declared(value) for value in model.graph.output]
         model, notes = _normalised(model)
-        check(model, ops.convert_map())
+        check(model, ops.convert_map(), ops.refusals)
         dtypes = {value.name: dtype_name(value.type.tensor_type.elem_type) for value in model.graph.input}
         mod = import_model(model, input_shapes(model.graph), dtypes)
         ranged = [spec.model_copy(update={"range": limits})

@@ -1,0 +1,184 @@
+"""Tasks, keys, workers and sessions: real searches on small kernels, and candidates that crash, hang or devour memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import tvm
+from onnx import TensorProto, helper, numpy_helper
+from tvm import te
+from tvm.script import tirx as T  # noqa: N812 # TVMScript's own name
+
+from tvmflow import tasks
+from tvmflow.database import Store
+from tvmflow.tuning.measure import Measurer
+from tvmflow.tuning.worker import Job
+
+TARGET = '{"kind": "llvm", "num-cores": 2}'
+
+
+def matmul(m: int, n: int, k: int, names: str = "ABC") -> tvm.tirx.PrimFunc:
+    a, b = te.placeholder((m, k), name=names[0]), te.placeholder((k, n), name=names[1])
+    r = te.reduce_axis((0, k), name="r")
+    return te.create_prim_func(
+        [a, b, te.compute((m, n), lambda i, j: te.sum(a[i, r] * b[r, j], axis=r), name=names[2])]
+    )
+
+
+def test_keys_do_not_depend_on_names() -> None:
+    (_, one), (mod, other) = tasks.canonical(matmul(8, 16, 4)), tasks.canonical(matmul(8, 16, 4, "xyz"))
+    assert one == other
+    tvm.ir.assert_structural_equal(mod["main"].without_attr("global_symbol"), matmul(8, 16, 4), map_free_vars=True)
+    assert tasks.canonical(matmul(8, 16, 5))[1] != one
+
+
+def test_a_trace_does_not_apply_to_another_kernel() -> None:
+    mod, _ = tasks.canonical(matmul(8, 16, 4))
+    schedule = tvm.s_tir.Schedule(mod)
+    (name,) = (schedule.get(block).name_hint for block in schedule.get_child_blocks(schedule.get_sblock("root")))
+    i, *_ = schedule.get_loops(schedule.get_sblock(name))
+    schedule.split(i, [2, 4])
+    trace = json.loads(json.dumps(schedule.trace.as_json(), default=int))
+    replayed = tasks.replay(mod, trace)
+    assert replayed is not None
+    tvm.ir.assert_structural_equal(replayed.mod, schedule.mod)
+    assert tasks.replay(tvm.IRModule({"main": te.create_prim_func([te.placeholder((3,), name="A")])}), trace) is None
+    assert tasks.replay(mod, [["nonsense"], []]) is None
+
+
+# --- workers ----------------------------------------------------------------------------------------------------------
+
+
+@T.prim_func(s_tir=True)
+def copying(a: T.Buffer((64,), "float32"), b: T.Buffer((64,), "float32")) -> None:
+    for i in range(64):
+        with T.sblock("copy"):
+            v = T.axis.spatial(64, i)
+            b[v] = a[v] + T.float32(1)
+
+
+@T.prim_func(s_tir=True)
+def aborting(a: T.Buffer((64,), "float32"), b: T.Buffer((64,), "float32")) -> None:
+    T.evaluate(T.call_extern("int32", "abort"))
+
+
+@T.prim_func(s_tir=True)
+def sleeping(a: T.Buffer((64,), "float32"), b: T.Buffer((64,), "float32")) -> None:
+    T.evaluate(T.call_extern("int32", "sleep", 1000))
+
+
+def job(function: tvm.tirx.PrimFunc, size: int = 64) -> Job:
+    mod = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+    return Job(tvm.ir.save_json(mod), (("float32", (size,)), ("float32", (size,))), ())
+
+
+@pytest.fixture(scope="module")
+def measurer() -> Iterator[Measurer]:
+    with Measurer(TARGET, threads=2, workers=2) as made:
+        yield made
+
+
+def test_killers_cost_themselves_alone(measurer: Measurer) -> None:
+    jobs = [job(f) for f in (copying, aborting, copying, sleeping, copying, aborting, copying)]
+    results = measurer.measure(jobs, 1e-3)
+    assert [bool(result.samples_s) for result in results] == [True, False, True, False, True, False, True]
+    assert "crashed" in results[1].error
+    assert "took too long" in results[3].error
+
+
+def test_memory_bombs_and_nonsense_are_errors(measurer: Measurer) -> None:
+    bomb, nonsense = job(copying, 1 << 36), Job("{", (), ())
+    results = measurer.measure([bomb, nonsense, job(copying)], None)
+    assert [bool(result.samples_s) for result in results] == [False, False, True]
+    assert all(result.error for result in results[:2])
+
+
+def test_hopeless_candidates_end_early(measurer: Measurer) -> None:
+    (result,) = measurer.measure([job(copying)], 1e-12)
+    assert len(result.samples_s) == 1
+
+
+# --- sessions ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with m.onnx: two matmuls with a Relu between, 64 x 128."""
+    folder = tmp_path_factory.mktemp("tune")
+    rng = np.random.default_rng(0)
+    weights = [numpy_helper.from_array(rng.standard_normal((128, 128)).astype("f4"), name) for name in ("v", "w")]
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "v"], ["h"]), helper.make_node("Relu", ["h"], ["r"]),
+         helper.make_node("MatMul", ["r", "w"], ["y"])],
+        "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [64, 128])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [64, 128])], weights,
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "m.onnx")
+    return folder
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "tvmflow.cli", *arguments, "--set", "tuning.database=db"]
+
+
+def run(folder: Path, *arguments: str, **env: str) -> str:
+    done = subprocess.run(command(*arguments), cwd=folder, env={**os.environ, **env}, capture_output=True, text=True,
+                          check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_keys_are_the_same_in_every_process(model: Path) -> None:
+    first, second = (run(model, "tasks", "m.onnx", "--json", PYTHONHASHSEED=seed) for seed in ("1", "2"))
+    assert json.loads(first) == json.loads(second)
+    assert len(json.loads(first)) == 2
+
+
+def test_tune_then_compile_from_the_records(model: Path) -> None:
+    summary = json.loads(run(model, "tune", "m.onnx", "--minutes", "1", "--trials-per-task", "32", "--json"))
+    assert summary["gain"] >= 1
+    reading = Store(model / "db").read()
+    assert reading.faults == ()
+    rows = json.loads(run(model, "tasks", "m.onnx", "--json"))
+    assert {row["key"] for row in rows} == set(reading.by_key)
+    assert {row["record"] for row in rows} == {"exact"}
+    manifest = json.loads(run(model, "compile", "m.onnx", "--json", "-o", "a"))
+    assert manifest["verdict"]["ok"]
+    assert {kernel["origin"] for kernel in manifest["kernels"]} == {"tuned"}
+    assert all(kernel["rule"].startswith("record ") for kernel in manifest["kernels"])
+    again = json.loads(run(model, "compile", "m.onnx", "--json", "-o", "b", "--no-verify"))
+    assert again["files"] == manifest["files"]
+    other = json.loads(run(model, "compile", "m.onnx", "--json", "-o", "c", "--set", "numerics.fast_math=true"))
+    assert {kernel["origin"] for kernel in other["kernels"]} == {"default schedule"}
+    more = json.loads(run(model, "tune", "m.onnx", "--minutes", "1", "--trials-per-task", "32", "--json"))
+    assert more["trials"] == summary["trials"]
+
+
+def test_a_killed_session_leaves_a_valid_database(model: Path) -> None:
+    for delay_s in (6.0, 9.0):
+        child = subprocess.Popen(command("tune", "m.onnx", "--minutes", "5", "--trials-per-task", "4096"), cwd=model,
+                                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+        time.sleep(delay_s)
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+    reading = Store(model / "db").read()
+    assert (len(reading.records), reading.faults) == (2, ())
+
+
+def test_tune_says_what_it_needs(model: Path) -> None:
+    bare = [sys.executable, "-m", "tvmflow.cli", "tune", "m.onnx"]
+    done = subprocess.run(bare, cwd=model, capture_output=True, text=True, check=False)
+    assert (done.returncode, "tuning.database: missing" in done.stderr) == (3, True)
+    done = subprocess.run(command("tune", "m.onnx", "--tasks", "zzz"), cwd=model, capture_output=True, text=True,
+                          check=False)  # fmt: skip
+    assert (done.returncode, "matches none of 2 tasks" in done.stderr) == (3, True)
