@@ -145,7 +145,19 @@ def row_sum(rows: int, columns: int) -> list[te.Tensor]:
     return [a, te.compute((rows,), lambda i: te.sum(a[i, r], axis=r), name="C")]
 
 
+def masked(rows: int, columns: int) -> list[te.Tensor]:
+    """x where it is neither below -1 nor above 1, else 0: booleans in buffers of their own."""
+    x = te.placeholder((rows, columns), name="X")
+    low = te.compute((rows, columns), lambda i, j: x[i, j] < -1.0, name="L")
+    high = te.compute((rows, columns), lambda i, j: x[i, j] > 1.0, name="H")
+    either = te.compute((rows, columns), lambda i, j: tvm.tirx.Or(low[i, j], high[i, j]), name="E")
+    inside = te.compute((rows, columns), lambda i, j: tvm.tirx.Not(either[i, j]).astype("float32"), name="I")
+    return [x, te.compute((rows, columns), lambda i, j: x[i, j] * inside[i, j], name="Y")]
+
+
 KERNELS = {
+    "masks": (masked(7, 10), "elementwise"),
+    "masks of whole vectors": (masked(4, 64), "elementwise"),
     "matmul 64x64x64": (matmul(64, 64, 64), "register tile"),
     "matmul with odd sizes": (matmul(7, 13, 17), "register tile"),
     "matmul by a prime": (matmul(1, 31, 9), None),

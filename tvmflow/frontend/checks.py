@@ -47,7 +47,8 @@ def check(model: ModelProto, converters: Container[str], refusal: Refusal = noth
     """Raises one UnsupportedError that lists everything in `model` that cannot be compiled.
 
     `converters` holds the operators that can be, those of other domains than ai.onnx as "domain::name"; `refusal` says
-    why one of them cannot convert a node in an opset, or None. Nodes are looked at in the main graph, in branches, loop bodies and the model's functions.
+    why one of them cannot convert a node in an opset, or None. Nodes are looked at in the main graph, in branches, loop
+    bodies and the model's functions.
     """
     found = list(faults(model, converters, refusal))
     if not found:

@@ -9,6 +9,7 @@ Without one, TVM emits the loops as legalised: one thread, scalar, each partial 
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 
 import tvm
@@ -45,6 +46,10 @@ def scheduled(function: PrimFunc) -> PrimFunc:
 
 def apply(schedule: Schedule) -> str:
     """Transforms the function under `schedule` by the default rules and returns their names; raises ScheduleError."""
+    for block in _blocks(schedule):
+        if _touches_bool(schedule, block):
+            with contextlib.suppress(ScheduleError):  # an output, or read by what cannot take it in
+                schedule.compute_inline(block)
     rules = [_schedule_block(schedule, block) for block in _blocks(schedule)]
     return " + ".join(dict.fromkeys(rules)) or UNSCHEDULED
 
@@ -70,7 +75,7 @@ def _schedule_block(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV) -> s
 
 def _elementwise(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV) -> str:
     loops = schedule.get_loops(block)
-    inner = _width(_extent(schedule, loops[-1]))
+    inner = 1 if _touches_bool(schedule, block) else _width(_extent(schedule, loops[-1]))
     outer = list(loops[:-1])
     if inner >= 4:
         middle, vector = schedule.split(loops[-1], [None, inner])
@@ -82,11 +87,20 @@ def _elementwise(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV) -> str:
     return "elementwise"
 
 
+def _touches_bool(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV) -> bool:
+    """Whether a block reads or writes a buffer of booleans: TVM's vectors of them are wrong for intermediate buffers.
+
+    It takes their bytes for single bits, so that `not` gives 0xFE and `or` does not compile.
+    """
+    regions = [*schedule.get(block).reads, *schedule.get(block).writes]
+    return any(str(region.buffer.dtype) == "bool" for region in regions)
+
+
 def _reduction(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV) -> str:
     pairs = zip(schedule.get_loops(block), schedule.get(block).iter_vars, strict=True)
     axes = [_Axis.of(schedule, loop, iter_var) for loop, iter_var in pairs]
     spatial = [axis for axis in axes if not axis.is_reduction]
-    vector = _vector_axis(schedule, block, spatial)
+    vector = None if _touches_bool(schedule, block) else _vector_axis(schedule, block, spatial)
     if vector is None:
         _parallel(schedule, [axis.loop for axis in spatial], 1)
         return "parallel rows"
