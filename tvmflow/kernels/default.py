@@ -93,7 +93,7 @@ def _touches_bool(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV) -> boo
     It takes their bytes for single bits, so that `not` gives 0xFE and `or` does not compile.
     """
     regions = [*schedule.get(block).reads, *schedule.get(block).writes]
-    return any(str(region.buffer.dtype) == "bool" for region in regions)
+    return any(str(region.source.ty.dtype) == "bool" for region in regions)
 
 
 def _reduction(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV) -> str:
