@@ -3,12 +3,14 @@ PYTHON ?= python3
 VENV ?= .venv
 MODELS ?= .cache/models
 CONFIG ?= configs/ppocr_rec.toml
+DATABASE ?= tuning_db
+MINUTES ?= 15
 NAME = $(basename $(notdir $(CONFIG)))
 OUT ?= out/$(NAME).tvmflow
 BIN = $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test setup lint compile run verify models clean
+.PHONY: help demo test setup lint compile run verify tasks tune models clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -41,6 +43,12 @@ run: ## run OUT of CONFIG on INPUTS=x.npz into OUTPUTS=y.npz; without INPUTS on 
 
 verify: ## hold OUT of CONFIG against its reference again
 	$(BIN)/tvmflow verify $(OUT)
+
+tasks: ## list the kernels of CONFIG, and which have a tuning record in DATABASE
+	$(BIN)/tvmflow tasks $(CONFIG) --set tuning.database=$(DATABASE)
+
+tune: ## search schedules for CONFIG into DATABASE for MINUTES
+	$(BIN)/tvmflow tune $(CONFIG) --set tuning.database=$(DATABASE) --minutes $(MINUTES)
 
 clean: ## remove what was built; models and the environment stay
 	rm -rf out build dist .pytest_cache .mypy_cache .ruff_cache
