@@ -1,4 +1,4 @@
-"""Compiles and verifies every config, then times each library beside ONNX Runtime; prints a Markdown table.
+"""Compiles and verifies every config, then times each library beside ONNX Runtime or eager PyTorch; prints a table.
 
     python benchmarks/models.py [CONFIG ...]        # default: all of configs/; needs `make models`
 
@@ -19,7 +19,7 @@ from statistics import geometric_mean
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-COLUMNS = "| model | compile s | import | graph | code | verify | peak MiB | max error | ms | ONNX Runtime ms | ratio |"
+COLUMNS = "| model | compile s | import | graph | code | verify | peak MiB | max error | ms | peer ms | ratio |"
 
 
 def tvmflow(*arguments: str | Path) -> Any:

@@ -2,8 +2,8 @@
 
     python benchmarks/tuning_throughput.py [CANDIDATES]      # default 64 per task
 
-Both measure the same first batch of MetaSchedule's candidates for a matmul and a convolution, one after the other in one
-run, with two threads. Prints a Markdown table with the best GFLOP/s that each found.
+Both measure the same first batch of MetaSchedule's candidates for a matmul and a convolution, one after the other in
+one run, with two threads. Prints a Markdown table with the best GFLOP/s that each found.
 """
 
 from __future__ import annotations

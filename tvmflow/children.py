@@ -131,21 +131,15 @@ def run(folder: Path, feeds: Sequence[Mapping[str, np.ndarray]], threads: int | 
     return [session.run_list(f) for f in feeds]
 
 
-def time_beside_onnxruntime(
+def time_beside_peer(
     cfg: Config, folder: Path, feeds: Mapping[str, np.ndarray], threads: int | None, budget_s: float
 ) -> tuple[bench.Samples, ...]:
-    """Times the artifact and ONNX Runtime in turns, with the same inputs and threads."""
-    import onnxruntime
-
+    """Times the artifact and what ran the model before in turns, with the same inputs and threads."""
     from tvmflow import runtime
 
     session = runtime.load(folder, threads)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = session.threads
-    peer = onnxruntime.InferenceSession(cfg.model.path, options, providers=["CPUExecutionProvider"])
-    return bench.interleave(
-        {"tvmflow": lambda: session.run_list(feeds), "ONNX Runtime": lambda: peer.run(None, dict(feeds))}, budget_s
-    )
+    name, peer = frontend.peer(cfg, session.threads)
+    return bench.interleave({"tvmflow": lambda: session.run_list(feeds), name: lambda: peer(dict(feeds))}, budget_s)
 
 
 def inspect(cfg: Config) -> tuple[artifact.Signature, tuple[str, ...]]:

@@ -151,7 +151,7 @@ def verify(artifact: Path, model: Path | None, verify_inputs: Path | None, sets:
 @cli_options.as_json
 @cli_options.debug
 def bench(artifact: Path, model: Path | None, seconds: float, threads: int | None, as_json: bool, debug: bool) -> None:
-    """Time ARTIFACT beside ONNX Runtime, in turns, with the same inputs and threads."""
+    """Time ARTIFACT beside ONNX Runtime (or eager PyTorch), in turns, with the same inputs and threads."""
     from tvmflow import artifact as artifacts
     from tvmflow import flow, report
 

@@ -75,13 +75,13 @@ def run_artifact(path: Path, inputs: Path | int, outputs: Path | None, threads: 
 
 
 def bench_artifact(path: Path, model: Path | None, threads: int | None, budget_s: float) -> tuple[bench.Samples, ...]:
-    """Times an artifact beside ONNX Runtime on the same inputs and threads, in turns, in one process."""
+    """Times an artifact beside ONNX Runtime or eager PyTorch: same inputs, same threads, in turns, in one process."""
     with artifact.opened(path) as (folder, manifest):
-        cfg = _config_of(manifest, model, ())
-        feeds = _drawn(manifest, 0).inputs
+        cfg = _config_of(manifest, model, [{"verify": {"seeds": [0]}}])
+        feeds = _reference(cfg, manifest)[0][0].inputs
         samples, _ = process.call(
-            "tvmflow.children:time_beside_onnxruntime", cfg, folder, feeds, threads, budget_s,
-            what="timing the library", error=ArtifactError, env=RUN_ENV,
+            "tvmflow.children:time_beside_peer", cfg, folder, feeds, threads, budget_s, what="timing the library",
+            error=ArtifactError, env={} if frontend.is_torch(cfg) else RUN_ENV,
         )  # fmt: skip
     return tuple(samples)
 

@@ -5,7 +5,7 @@ Both run native code that a bad model can bring down, so flow calls them in proc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -67,6 +67,24 @@ def run_reference(config: Config, feeds: Sequence[Feeds]) -> tuple[str, list[lis
     assert config.model.path is not None
     kind = "auto" if config.verify.reference == "torch" else config.verify.reference
     return run_onnx(config.model.path, feeds, kind)
+
+
+def peer(config: Config, threads: int) -> tuple[str, Callable[[Feeds], object]]:
+    """What to time a library beside: its name, and a function that runs the model as it was given on some inputs."""
+    if is_torch(config):
+        import torch
+
+        from tvmflow.frontend import torch as frontend
+
+        torch.set_num_threads(threads)
+        source = _torch_source(config)
+        return frontend.VERSION, lambda feeds: frontend.run_eager(source, [feeds])
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(config.model.path, options, providers=["CPUExecutionProvider"])
+    return "ONNX Runtime", lambda feeds: session.run(None, feeds)
 
 
 def examples(config: Config) -> Feeds | None:
