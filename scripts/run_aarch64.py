@@ -22,9 +22,10 @@ from pathlib import Path
 import ml_dtypes  # noqa: F401 # makes numpy know bfloat16 by name
 import numpy as np
 
-from tvmflow import artifact, flow, runtime, target
-from tvmflow.artifact import CONSTANTS, LIBRARY, Manifest
+from tvmflow import artifact, npz, runtime, target
+from tvmflow.artifact import CONSTANTS, LIBRARY
 from tvmflow.errors import ArtifactError, CompileError, OutputError, SetupError, TvmflowError
+from tvmflow.manifest import Manifest
 
 COMPILER, EMULATOR, SYSROOT = "aarch64-linux-gnu-g++", "qemu-aarch64", Path("/usr/aarch64-linux-gnu")
 RUNNER_SOURCE = Path(__file__).with_name("aarch64") / "run.cc"
@@ -43,7 +44,7 @@ def run(path: Path, inputs: Path, cache: Path) -> dict[str, np.ndarray]:
     """
     with artifact.opened(path) as (folder, manifest), tempfile.TemporaryDirectory(prefix="tvmflow-") as name:
         check_target(manifest)
-        arrays = flow.read_npz(inputs)
+        arrays = npz.read(inputs)
         runtime.check_inputs(manifest.signature, arrays)
         check_tools()
         scratch, libraries = Path(name), fetch_runtime(cache)
@@ -185,7 +186,7 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=CACHE, help="where TVM's libraries are kept (%(default)s)")
     options = parser.parse_args()
     try:
-        flow.write_npz(options.outputs, run(options.artifact, options.inputs, options.cache))
+        npz.write(options.outputs, run(options.artifact, options.inputs, options.cache))
     except TvmflowError as exc:
         sys.stderr.write(f"error: {exc.message}\n" + (f"  next: {exc.hint}\n" if exc.hint else ""))
         sys.exit(exc.exit_code)

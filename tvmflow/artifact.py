@@ -19,163 +19,16 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 
 from tvmflow.errors import ArtifactError, OutputError
+from tvmflow.manifest import FileEntry, Manifest
 
 FORMAT_VERSION = 1
 LIBRARY, CONSTANTS, MANIFEST = "library.so", "constants.bin", "manifest.json"
 ALIGNMENT = 64  # bytes; what TVM's kernels may assume of a buffer's address
-
-
-class Noun(BaseModel):
-    """A frozen part of the manifest."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class TensorSpec(Noun):
-    """One input or output: its original name, dtype, and per axis a size or the name of a symbolic dimension."""
-
-    name: str
-    dtype: str
-    shape: tuple[int | str, ...]
-    range: tuple[float, float] | None = None
-    """For an input that is used as an index or condition: the lowest and highest value that makes sense."""
-
-
-class Signature(Noun):
-    """The inputs and outputs of a library, in the order of its `main` function."""
-
-    inputs: tuple[TensorSpec, ...]
-    outputs: tuple[TensorSpec, ...]
-
-
-class FileEntry(Noun):
-    sha256: str
-    size_bytes: int
-
-
-class Constant(Noun):
-    """One weight in constants.bin; they are handed to `main` behind the inputs, in this order."""
-
-    offset: int
-    dtype: str
-    shape: tuple[int, ...]
-
-
-class Kernel(Noun):
-    """One compiled kernel and where its schedule comes from."""
-
-    name: str
-    origin: Literal["tuned", "default schedule", "unscheduled", "external"]
-    rule: str
-    calls: int
-    """In how many places of the graph it is called; of an If, one run takes one branch."""
-
-
-class LayoutTransform(Noun):
-    """A transpose that stayed in the graph: between which operators, the shape it writes, and its bytes."""
-
-    place: str
-    shape: tuple[int | str, ...]
-    size_bytes: int
-
-
-class Layout(Noun):
-    """The layout taken for convolutions, why, and the transposes left."""
-
-    choice: str
-    reason: str
-    transforms: tuple[LayoutTransform, ...]
-
-
-class Stage(Noun):
-    """One step of the compile: its seconds, and TVM's structural hash of the module it made.
-
-    The hash leaves the weights out; None where the step made no module."""
-
-    name: str
-    seconds: float
-    ir_hash: str | None = None
-
-
-class TargetInfo(Noun):
-    """What the library was built for; `features` are the CPU extensions it needs, in LLVM's names."""
-
-    kind: str
-    machine: str
-    mcpu: str
-    mtriple: str
-    features: tuple[str, ...]
-    threads: int
-    arch: str | None
-
-
-class OutputVerdict(Noun):
-    """One output of one run against the reference.
-
-    Errors are absolute unless they say otherwise, over finite values; None where dtype or shape already differ.
-    Agreement is the share of rows along the last axis whose largest entries stand where the reference's do.
-    """
-
-    name: str
-    ok: bool
-    reason: str
-    rtol: float
-    atol: float
-    max_error: float | None
-    mean_error: float | None
-    max_relative_error: float | None
-    mismatched: int
-    total: int
-    nan_or_inf_differs: int
-    top1_agreement: float | None
-    top5_agreement: float | None
-
-
-class RunVerdict(Noun):
-    """All outputs of one run: the seed its inputs were drawn with ("file" when given), and symbolic sizes."""
-
-    inputs: str
-    dims: dict[str, int]
-    outputs: tuple[OutputVerdict, ...]
-
-
-class Verdict(Noun):
-    """Whether the library's values are the reference's."""
-
-    ok: bool
-    reference: str
-    notes: tuple[str, ...]
-    runs: tuple[RunVerdict, ...]
-
-
-class Manifest(Noun):
-    """Everything a library says of itself."""
-
-    format_version: int
-    name: str
-    signature: Signature
-    narrowest_float: str
-    """The narrowest float dtype that the model computes in; default tolerances follow it."""
-    config: dict[str, Any]
-    source: FileEntry | None
-    target: TargetInfo
-    versions: dict[str, str]
-    files: dict[str, FileEntry]
-    constants: tuple[Constant, ...]
-    kernels: tuple[Kernel, ...]
-    layout: Layout
-    planned_bytes: int | None
-    """Bytes of intermediate buffers that one run plans; None where they depend on symbolic sizes."""
-    stages: tuple[Stage, ...]
-    peak_rss_bytes: int
-    cuda: dict[str, Any] | None
-    notes: tuple[str, ...]
-    verdict: Verdict | None
 
 
 @contextmanager

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tvmflow import artifact, bench, config, frontend
-from tvmflow.artifact import CONSTANTS, LIBRARY, Layout, Manifest, Stage, TargetInfo
+from tvmflow.artifact import CONSTANTS, LIBRARY
 from tvmflow.config import Config
 from tvmflow.errors import CompileError, OutputError, TvmflowError
+from tvmflow.manifest import Layout, Manifest, Signature, Stage, TargetInfo
 from tvmflow.process import emit
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def time_beside_peer(
     return bench.interleave({"tvmflow": lambda: session.run_list(feeds), name: lambda: peer(dict(feeds))}, budget_s)
 
 
-def inspect(cfg: Config) -> tuple[artifact.Signature, tuple[str, ...]]:
+def inspect(cfg: Config) -> tuple[Signature, tuple[str, ...]]:
     """Imports the model and returns its signature and what was rewritten."""
     model = frontend.load(cfg)
     return model.signature, model.notes

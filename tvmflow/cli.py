@@ -131,7 +131,7 @@ def run(artifact: Path, inputs: Path | None, seed: int | None, outputs: Path | N
 def verify(artifact: Path, model: Path | None, verify_inputs: Path | None, sets: tuple[str, ...], as_json: bool,
            debug: bool) -> None:  # fmt: skip
     """Hold ARTIFACT's outputs against the reference again."""
-    from tvmflow import config, flow, report
+    from tvmflow import config, flow, proof, report
 
     overrides = [config.parse_override(text) for text in sets]
     if verify_inputs is not None:
@@ -140,7 +140,7 @@ def verify(artifact: Path, model: Path | None, verify_inputs: Path | None, sets:
         verdict = flow.verify_artifact(artifact, model, overrides, on_event)
     _show(report.verdict(verdict), verdict.model_dump(mode="json"), as_json)
     if not verdict.ok:
-        raise flow.wrong_values(verdict)
+        raise proof.wrong_values(verdict)
 
 
 @cli.command()

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
 
 from tvmflow.errors import ConfigError
@@ -229,9 +230,7 @@ def to_json(config: Config) -> dict[str, Any]:
 
 def to_toml(config: Config) -> str:
     """The config as a TOML text that `load` reads back to an equal Config; unset keys are left out."""
-    lines: list[str] = []
-    _write_table(to_json(config), "", lines)
-    return "\n".join(lines).strip() + "\n"
+    return tomli_w.dumps(_without_unset(to_json(config)))
 
 
 def schema() -> dict[str, Any]:
@@ -247,24 +246,12 @@ def _merge(values: dict[str, Any], override: Mapping[str, Any]) -> None:
             values[key] = value
 
 
-def _write_table(table: Mapping[str, Any], prefix: str, lines: list[str]) -> None:
-    plain = {k: v for k, v in table.items() if v is not None and not isinstance(v, dict)}
-    if plain and prefix:
-        lines.append(f"\n[{prefix}]")
-    lines += [f"{_key(k)} = {_value(v)}" for k, v in plain.items()]
-    for name, value in table.items():
-        if isinstance(value, dict):
-            _write_table(value, f"{prefix}.{_key(name)}" if prefix else _key(name), lines)
-
-
-def _key(name: str) -> str:
-    return name if name.replace("_", "").replace("-", "").isalnum() and name.isascii() else json.dumps(name)
-
-
-def _value(value: Any) -> str:
-    if isinstance(value, list):
-        return "[" + ", ".join(_value(v) for v in value) + "]"
-    return json.dumps(value)
+def _without_unset(value: Any) -> Any:
+    """TOML has no null: what is unset is left out, and so are tables that hold nothing."""
+    if not isinstance(value, dict):
+        return value
+    kept = {key: _without_unset(item) for key, item in value.items() if item is not None}
+    return {key: item for key, item in kept.items() if item != {}}
 
 
 def _joined(faults: list[str]) -> str:

@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from tvmflow import bench
-from tvmflow.artifact import Manifest, Signature, TensorSpec, Verdict
+from tvmflow.manifest import Manifest, Signature, TensorSpec, Verdict
 
 
 def compiled(manifest: Manifest) -> RenderableType:

@@ -17,8 +17,9 @@ from typing import Any
 import numpy as np
 
 from tvmflow import artifact, target
-from tvmflow.artifact import CONSTANTS, LIBRARY, Constant, Signature, TensorSpec
+from tvmflow.artifact import CONSTANTS, LIBRARY
 from tvmflow.errors import ArtifactError, InputError
+from tvmflow.manifest import Constant, Signature, TensorSpec
 
 # A library only loads into the run time whose structures it was compiled against.
 ABI_PACKAGES = ("apache-tvm", "apache-tvm-ffi")

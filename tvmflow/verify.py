@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tvmflow.artifact import OutputVerdict, Signature, TensorSpec
 from tvmflow.config import VerifySection
+from tvmflow.manifest import OutputVerdict, Signature, TensorSpec
 
 # rtol, and atol as a share of the output's largest finite magnitude, for outputs without a tolerance in the config.
 # float32: 1e-5 of the range is about 100 roundings; reductions in another order stay well below it.

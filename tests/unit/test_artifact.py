@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tvmflow import artifact
-from tvmflow.artifact import CONSTANTS, LIBRARY, MANIFEST, Layout, Manifest, Signature, TargetInfo
+from tvmflow.artifact import CONSTANTS, LIBRARY, MANIFEST
 from tvmflow.errors import ArtifactError, OutputError
+from tvmflow.manifest import Layout, Manifest, Signature, TargetInfo
 
 
 def write(folder: Path, machine: str = platform.machine()) -> Manifest:

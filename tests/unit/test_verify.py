@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from tvmflow import verify
-from tvmflow.artifact import Signature, TensorSpec
 from tvmflow.config import VerifySection
+from tvmflow.manifest import Signature, TensorSpec
 
 FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True)
 

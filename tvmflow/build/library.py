@@ -16,9 +16,10 @@ import tvm
 from tvm import relax
 from tvm.tirx import IntImm, PrimFunc
 
-from tvmflow.artifact import ALIGNMENT, CONSTANTS, LIBRARY, Constant, Kernel
+from tvmflow.artifact import ALIGNMENT, CONSTANTS, LIBRARY
 from tvmflow.errors import CompileError, UnsupportedError
 from tvmflow.kernels.default import RULE_ATTR, UNSCHEDULED
+from tvmflow.manifest import Constant, Kernel
 from tvmflow.target import Target
 
 # Functions of TVM's run time that a library may call beside its own kernels: compiled code, part of every deployment.

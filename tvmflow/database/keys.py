@@ -12,7 +12,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field, field_validator
 
-from tvmflow.artifact import Noun
+from tvmflow.manifest import Noun
 
 # Shown on terminals, so that control characters have no place in it.
 Text = Annotated[str, Field(max_length=1000, pattern=r"^[^\x00-\x1f\x7f-\x9f]*$")]

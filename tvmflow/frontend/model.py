@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import tvm
 from tvm import relax
 
-from tvmflow.artifact import Signature
+from tvmflow.manifest import Signature
 
 # Float dtypes from the narrowest significand to the widest.
 FLOATS = ("bfloat16", "float16", "float32", "float64")

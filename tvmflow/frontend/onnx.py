@@ -14,7 +14,6 @@ from onnx import ModelProto, TensorProto
 from tvm import relax, tirx
 
 from tvmflow import config
-from tvmflow.artifact import Signature, TensorSpec
 from tvmflow.errors import ConfigError, ModelError, UnsupportedError
 from tvmflow.frontend import ops
 from tvmflow.frontend.checks import check
@@ -32,6 +31,7 @@ from tvmflow.frontend.onnx_shapes import (
     without_weights,
 )
 from tvmflow.frontend.ranges import input_ranges
+from tvmflow.manifest import Signature, TensorSpec
 
 
 def load(path: Path, model_inputs: Mapping[str, config.ModelInput], dims: Mapping[str, int]) -> Model:

@@ -10,9 +10,9 @@ import tvm
 from tvm import relax
 from tvm.tirx import IntImm
 
-from tvmflow.artifact import LayoutTransform
 from tvmflow.errors import BudgetError
 from tvmflow.graph.passes import AfterStep, has_convolution, layout_steps, run, simplify_steps
+from tvmflow.manifest import LayoutTransform
 
 NOMINAL_DIM = 32  # what a symbolic axis counts for when bytes are compared
 

@@ -19,7 +19,6 @@ from torch.utils import _pytree as pytree
 from tvm import relax
 from tvm.relax.frontend.torch import from_exported_program
 
-from tvmflow.artifact import Signature, TensorSpec
 from tvmflow.config import ModelInput
 from tvmflow.errors import ModelError, TvmflowError, UnsupportedError
 from tvmflow.frontend.model import Model
@@ -28,6 +27,7 @@ from tvmflow.frontend.torch.conversion import convert_map, known_operators
 from tvmflow.frontend.torch.decompositions import table
 from tvmflow.frontend.torch.shapes import export_arguments, export_shapes, resized, symbol_names
 from tvmflow.frontend.torch.source import Source, named_outputs, said, tensor_placeholders
+from tvmflow.manifest import Signature, TensorSpec
 
 ASSERTIONS = {"_assert_async.msg", "_assert_async.default"}
 SIZE_CHECKS = {

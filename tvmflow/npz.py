@@ -1,0 +1,41 @@
+"""Arrays by name in .npz files: read strictly, written whole or not at all."""
+
+from __future__ import annotations
+
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from tvmflow.errors import InputError, OutputError
+
+
+def read(path: Path) -> dict[str, np.ndarray]:
+    """The arrays of an .npz file by name; raises InputError. Pickled objects are refused."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, zipfile.BadZipFile, AttributeError) as exc:
+        hint = "write it with numpy.savez(path, name=array)"
+        raise InputError(f"{path}: not an .npz of arrays: {exc}", hint) from None
+
+
+def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes arrays by name, whole or not at all; raises OutputError."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".npz", delete=False) as stream:
+            temporary = Path(stream.name)
+            try:
+                with zipfile.ZipFile(stream, "w") as archive:
+                    for name, array in arrays.items():
+                        with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                            np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
+                stream.flush()
+                temporary.replace(path)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+    except OSError as exc:
+        raise OutputError(f"{path}: cannot be written: {exc.strerror}", "choose another place") from None

@@ -1,0 +1,129 @@
+"""Running libraries and references, each in a process of its own, and holding one against the other."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from tvmflow import frontend, npz, process, verify
+from tvmflow.config import Config
+from tvmflow.errors import ReferenceRunError, TvmflowError, VerifyError
+from tvmflow.manifest import Manifest, RunVerdict, Verdict
+
+OnEvent = Callable[[str], None]
+RUN_ENV = {"TVM_USE_RUNTIME_LIB": "1"}  # a process that only runs a library needs no compiler
+
+
+@contextmanager
+def cuda_env(kind: str) -> Iterator[dict[str, str]]:
+    """The variables with which TVM's CUDA run time loads in a child, with or without a driver."""
+    if kind != "cuda":
+        yield {}
+        return
+    from tvmflow.build import cuda
+
+    with tempfile.TemporaryDirectory(prefix="tvmflow-") as stub:
+        yield cuda.loader_env(Path(stub))
+
+
+def run(folder: Path, manifest: Manifest, feeds: Sequence[Mapping[str, np.ndarray]], threads: int | None,
+         error: type[TvmflowError]) -> list[list[np.ndarray]]:  # fmt: skip
+    with cuda_env(manifest.target.kind) as env:
+        results, _ = process.call(
+            "tvmflow.children:run", folder, feeds, threads, what="running the library", error=error, env=RUN_ENV | env
+        )
+    return list(results)
+
+
+def verdict(cfg: Config, folder: Path, manifest: Manifest, on_event: OnEvent) -> Verdict:
+    """Runs the reference and the library in `folder` on the config's inputs and compares all outputs."""
+    on_event("running the reference")
+    feeds, name, want = reference(cfg, manifest)
+    on_event("running the library")
+    got = run(folder, manifest, [f.inputs for f in feeds], None, VerifyError)
+    runs = tuple(_compared(cfg, manifest, f, g, w) for f, g, w in zip(feeds, got, want, strict=True))
+    ok = all(output.ok for run in runs for output in run.outputs)
+    notes = _weaknesses(feeds)
+    return Verdict(ok=ok, reference=name, notes=notes, runs=runs)
+
+
+def wrong_values(verdict: Verdict) -> VerifyError:
+    """The error for a verdict that is not ok: which outputs of which runs, and how far off."""
+    wrong = [(run.inputs, output) for run in verdict.runs for output in run.outputs if not output.ok]
+    lines = [f"\n  {inputs}, output `{output.name}`: {output.reason}" for inputs, output in wrong]
+    more = f"\n  and {len(lines) - 6} more" if len(lines) > 6 else ""
+    return VerifyError(
+        f"the library's values are not those of {verdict.reference}:" + "".join(lines[:6]) + more,
+        "if the difference is acceptable, state it: [verify] rtol, atol or [verify.outputs.NAME]; "
+        "verify.enabled = false (--no-verify) skips the check",
+    )
+
+
+def reference(cfg: Config, manifest: Manifest) -> tuple[list[verify.Feeds], str, list[list[np.ndarray]]]:
+    """Inputs that the reference accepts, its name, and its outputs per input.
+
+    All candidates go to one process. Where one of them brings that down, each gets a process of its own.
+    """
+    rows = list(_feeds(cfg, manifest))
+    inputs = [[feeds.inputs for feeds in row] for row in rows]
+    errors: list[ReferenceRunError] = []
+    for start, batch in [(0, inputs), *((index, [row]) for index, row in enumerate(inputs))]:
+        try:
+            (index, name, outputs), _ = process.call(
+                "tvmflow.frontend:first_accepted", cfg, batch, what="the reference", error=ReferenceRunError
+            )
+            return rows[start + index], name, outputs
+        except ReferenceRunError as exc:
+            errors.append(exc)
+        if not errors[0].crashed:
+            break
+    raise ReferenceRunError(
+        f"the reference accepts none of the inputs tried, so nothing can be verified. {errors[0].message}",
+        "give inputs that the model accepts: [verify] inputs = \"x.npz\" (--verify-inputs), ranges or dims",
+        errors[0].details,
+    )
+
+
+def _compared(cfg: Config, manifest: Manifest, feeds: verify.Feeds, got: list[np.ndarray], want: list[np.ndarray]
+              ) -> RunVerdict:  # fmt: skip
+    """Holds all outputs of one run against the reference's, in the signature's order."""
+    tolerances = [
+        verify.tolerance(spec.name, w, cfg.verify, manifest.narrowest_float)
+        for spec, w in zip(manifest.signature.outputs, want, strict=True)
+    ]
+    outputs = tuple(
+        verify.compare_output(spec.name, g, w, tolerance)
+        for spec, g, w, tolerance in zip(manifest.signature.outputs, got, want, tolerances, strict=True)
+    )
+    return RunVerdict(inputs=feeds.origin, dims=feeds.dims, outputs=outputs)
+
+
+def _weaknesses(feeds: Sequence[verify.Feeds]) -> tuple[str, ...]:
+    sizes = [f.dims for f in feeds if f.dims]
+    if sizes and all(size == 1 for dims in sizes for size in dims.values()):
+        return ("symbolic dimensions were only tried with size 1; [verify.dims] gives better ones",)
+    return ()
+
+
+def _feeds(cfg: Config, manifest: Manifest) -> Iterator[list[verify.Feeds]]:
+    """Inputs to try, the most telling first: one list, with one entry per seed, after another."""
+    if cfg.verify.inputs is not None:
+        yield [verify.Feeds(npz.read(cfg.verify.inputs), {}, cfg.verify.inputs.name)]
+        return
+    per_seed = (verify.candidates(manifest.signature, cfg.verify, seed) for seed in cfg.verify.seeds)
+    examples = _examples(cfg)
+    yield from ([*examples, *row] for row in zip(*per_seed, strict=True))
+    if examples:
+        yield examples
+
+
+def _examples(cfg: Config) -> list[verify.Feeds]:
+    """The inputs that the model brings along, if any."""
+    if not frontend.is_torch(cfg):
+        return []
+    inputs, _ = process.call("tvmflow.frontend:examples", cfg, what="the reference", error=ReferenceRunError)
+    return [verify.Feeds(inputs, {}, "example")]
