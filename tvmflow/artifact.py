@@ -37,7 +37,8 @@ def staging(out: Path, zipped: bool) -> Iterator[Path]:
 
     Raises OutputError where `out` cannot be written or holds something that is no artifact.
     """
-    _check_replaceable(out)
+    out = out.resolve()
+    _check_replaceable(out, zipped)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".tmp", dir=out.parent))
@@ -63,12 +64,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def read_manifest(path: Path) -> Manifest:
     """The manifest of an artifact folder or zip, checked for damage; raises ArtifactError."""
     try:
-        if path.is_dir():
-            text = (path / MANIFEST).read_text(encoding="utf-8")
-        else:
-            with zipfile.ZipFile(path) as archive:
-                text = archive.read(MANIFEST).decode()
-        body = json.loads(text)
+        body = json.loads(_manifest_text(path))
         stated = body.pop("manifest_sha256", None)
     except FileNotFoundError:
         raise ArtifactError(f"{path}: no artifact is there", "`tvmflow compile` makes one") from None
@@ -95,9 +91,12 @@ def opened(path: Path) -> Iterator[tuple[Path, Manifest]]:
         yield path, manifest
         return
     with tempfile.TemporaryDirectory(prefix="tvmflow-") as folder:
-        with zipfile.ZipFile(path) as archive:
-            for name in (MANIFEST, *manifest.files):
-                archive.extract(name, folder)
+        try:
+            with zipfile.ZipFile(path) as archive:
+                for name in (MANIFEST, *manifest.files):
+                    archive.extract(name, folder)
+        except (OSError, KeyError, zipfile.BadZipFile) as exc:
+            raise ArtifactError(f"{path}: damaged: {exc}", "compile the model again") from None
         check_files(Path(folder), manifest)
         yield Path(folder), manifest
 
@@ -136,15 +135,30 @@ def file_entry(path: Path) -> FileEntry:
     return FileEntry(sha256=digest, size_bytes=path.stat().st_size)
 
 
+def _manifest_text(path: Path) -> str:
+    if path.is_dir():
+        return (path / MANIFEST).read_text(encoding="utf-8")
+    with zipfile.ZipFile(path) as archive:
+        return archive.read(MANIFEST).decode()
+
+
 def _digest(body: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def _check_replaceable(out: Path) -> None:
+def _check_replaceable(out: Path, zipped: bool) -> None:
     if not out.exists():
         return
-    is_artifact = (out / MANIFEST).is_file() if out.is_dir() else zipfile.is_zipfile(out)
-    if not is_artifact and (out.is_file() or any(out.iterdir())):
+    if out.is_dir() == zipped:
+        kind = "a folder" if zipped else "a file"
+        raise OutputError(f"{out}: is {kind}", "choose another place with -o, or leave --zip as it was")
+    if out.is_dir() and not any(out.iterdir()):
+        return
+    try:
+        stated = json.loads(_manifest_text(out))["manifest_sha256"]
+    except (OSError, KeyError, TypeError, ValueError, zipfile.BadZipFile):
+        stated = None
+    if stated is None or (out.is_dir() and {p.name for p in out.iterdir()} - {MANIFEST, LIBRARY, CONSTANTS}):
         raise OutputError(f"{out}: exists and is no artifact, so it is not replaced", "choose another place with -o")
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from tvmflow import artifact, bench, config, frontend
 from tvmflow.artifact import CONSTANTS, LIBRARY
 from tvmflow.config import Config
-from tvmflow.errors import CompileError, OutputError, TvmflowError
+from tvmflow.errors import CompileError, ConfigError, OutputError, TvmflowError
 from tvmflow.manifest import Layout, Manifest, Signature, Stage, TargetInfo
 from tvmflow.process import emit
 
@@ -42,6 +42,7 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
 
     target = targets.resolve(cfg.target, _detected_arch(cfg))
     linker = library.linker(target)
+    _check_names(cfg, model.signature)
     tvm_target = targets.to_tvm(target, numerics.llvm_attributes(cfg.numerics))
     context = tvm.transform.PassContext(opt_level=3, config=numerics.pass_config(cfg.numerics))
     with context, tvm_target, _cuda_step(cfg, target) as cuda:
@@ -108,7 +109,7 @@ class StageLog:
             place = ", ".join([name, *getattr(exc, "__notes__", [])])
             raise CompileError(
                 f"{place}: TVM failed: {text[-1][:300]}",
-                "--dump-ir DIR shows the module before it; --debug the whole trace",
+                "TVM fails most on open dimensions: fix them with --shape or --dim; --debug shows the whole trace",
             ) from exc
         self.stages.append(Stage(name=name, seconds=time.monotonic() - started))
 
@@ -181,6 +182,18 @@ def _tuned(cfg: Config, prepared: tvm.IRModule, target: Target) -> Applied:
         return tuned.Applied(prepared, ())
     reading = Store(cfg.tuning.database).read()
     return tuned.apply(prepared, reading, target, cfg.numerics, host_features())
+
+
+def _check_names(cfg: Config, signature: Signature) -> None:
+    """Raises ConfigError for names under [verify] that the model does not have."""
+    inputs = {spec.name for spec in signature.inputs}
+    sizes = {size for spec in signature.inputs for size in spec.shape if isinstance(size, str)}
+    known = {"ranges": inputs, "outputs": {spec.name for spec in signature.outputs}, "dims": sizes}
+    for key, names in known.items():
+        for name in getattr(cfg.verify, key):
+            if name not in names:
+                hint = f"it has: {', '.join(sorted(names)) or 'none'}"
+                raise ConfigError(f"verify.{key}: the model has no `{name}` among its {key}", hint)
 
 
 def _warnings(cfg: Config) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ The only module that prints or exits. Heavy imports stay inside the commands, so
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,12 +17,13 @@ import click
 
 from tvmflow import __version__, cli_options, cli_tune
 from tvmflow.cli_db import db
-from tvmflow.errors import EXIT_BUG, EXIT_INTERRUPTED, TvmflowError, UsageError
+from tvmflow.errors import EXIT_BUG, EXIT_INTERRUPTED, OutputError, TvmflowError, UsageError
 
 
 def main() -> None:
     """The console script: every TvmflowError becomes two lines and its exit code."""
     debug = "--debug" in sys.argv
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what CI sends; it cleans up like Ctrl-C
     try:
         cli(standalone_mode=False)
     except (click.exceptions.Abort, KeyboardInterrupt):
@@ -36,6 +38,9 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
+    except OSError as exc:
+        _show_error(OutputError(f"standard output cannot be written: {exc.strerror}", "free space"), debug)
+        sys.exit(OutputError.exit_code)
     except Exception:
         click.echo("this is a bug of tvmflow; what follows belongs into the report", err=True)
         import traceback

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,7 +17,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 debug = click.option("--debug", is_flag=True, help="Show the whole trace behind an error.")
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
-threads = click.option("--threads", type=click.IntRange(min=1), help="CPU threads; default: the manifest's.")
+threads = click.option("--threads", type=click.IntRange(1, 1024), help="CPU threads; default: the manifest's.")
 
 
 def model(command: F) -> F:
@@ -67,10 +68,10 @@ def _pair(option: str, text: str) -> tuple[str, str]:
 def _sizes(value: str) -> list[int | str]:
     """`1x3x224x224`, or with commas where a dimension's name holds an x; nothing at all is a scalar."""
     parts = [part for part in value.split("," if "," in value else "x") if part]
-    return [int(part) if part.lstrip("-").isdigit() else part for part in parts]
+    return [int(part) if re.fullmatch(r"-?[0-9]+", part) else part for part in parts]
 
 
 def _size(name: str, value: str) -> int:
-    if not value.isdigit():
+    if not re.fullmatch(r"[0-9]+", value):
         raise UsageError(f"--dim {name}={value}: `{value}` is no size", "e.g. --dim batch=4")
     return int(value)

@@ -15,14 +15,31 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
 
 from tvmflow.errors import ConfigError
+
+
+def _ordered(limits: tuple[float, float]) -> tuple[float, float]:
+    if limits[0] > limits[1]:
+        raise ValueError(f"the lowest value {limits[0]:g} is above the highest {limits[1]:g}")
+    return limits
+
 
 DType = Literal[
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
 ]
-Dim = Annotated[int, Field(ge=0)] | Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
+Dim = Annotated[int, Field(ge=0, le=1 << 48)] | Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
+Range = Annotated[tuple[FiniteFloat, FiniteFloat], AfterValidator(_ordered)]
 # Each override is a nested table, as TOML would read it; later ones win.
 Overrides = Sequence[Mapping[str, Any]]
 
@@ -129,7 +146,7 @@ class VerifySection(Section):
     """Tolerances of single outputs, by name."""
     seeds: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(min_length=1)] = (0, 1, 2)
     """One run with inputs drawn from each."""
-    ranges: dict[str, tuple[float, float]] = {}
+    ranges: dict[str, Range] = {}
     """Lowest and highest value drawn for an input, by name; e.g. ids = [0, 30521], sample_rate = [16000, 16000]."""
     dims: dict[str, Annotated[tuple[PositiveInt, ...], Field(min_length=1)]] = {}
     """Sizes to try for dimensions that stay symbolic; the i-th sizes of all dimensions belong together."""
@@ -163,7 +180,7 @@ def load(path: Path, overrides: Overrides = ()) -> Config:
     Raises ConfigError with all faults at once.
     """
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+        raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such config file", "check the path; `configs/` holds examples") from None
     except (OSError, UnicodeDecodeError) as exc:
@@ -181,7 +198,7 @@ def from_dict(
     for section, key in (("model", "path"), ("model", "folder"), ("verify", "inputs"), ("tuning", "database")):
         table = merged.get(section)
         if isinstance(table, dict) and isinstance(table.get(key, ""), str) and (key in table or key == "folder"):
-            table[key] = str(folder / table.get(key, ""))
+            table[key] = str(folder.absolute() / table.get(key, ""))
     for override in overrides:
         _merge(merged, override)
     try:
@@ -217,7 +234,7 @@ def parse_override(text: str) -> dict[str, Any]:
     key, separator, value = text.partition("=")
     for candidate in (value, json.dumps(value.strip())):
         with contextlib.suppress(tomllib.TOMLDecodeError):
-            if separator:
+            if separator and "\n" not in text:
                 return tomllib.loads(f"{key} = {candidate}")
     raise ConfigError(f"--set {text}: not of the form section.key=value", "e.g. --set numerics.fast_math=true")
 
@@ -293,6 +310,7 @@ def _known_names(place: list[Any]) -> list[str]:
 
 
 def _missing_files(config: Config) -> Iterator[str]:
-    for place, path in (("model.path", config.model.path), ("verify.inputs", config.verify.inputs)):
+    given = (("model.path", config.model.path), ("model.folder", config.model.folder))
+    for place, path in (*given, ("verify.inputs", config.verify.inputs)):
         if path is not None and not path.exists():
             yield f"{place}: no such file: {path}"

@@ -17,10 +17,7 @@ import numpy as np
 
 from tvmflow import artifact, bench, config, frontend, npz, process, proof, verify
 from tvmflow.config import Config
-from tvmflow.errors import (
-    ArtifactError,
-    CompileError,
-)
+from tvmflow.errors import ArtifactError, CompileError, ModelError, OutputError
 from tvmflow.manifest import Manifest, Signature, Stage, Verdict
 
 
@@ -116,7 +113,10 @@ def inspect_model(cfg: Config) -> tuple[Signature, tuple[str, ...]]:
 
 def _build(cfg: Config, folder: Path, options: Options) -> Manifest:
     if options.dump_ir is not None:
-        options.dump_ir.mkdir(parents=True, exist_ok=True)
+        try:
+            options.dump_ir.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise OutputError(f"--dump-ir {options.dump_ir}: {exc.strerror}", "name a folder") from None
     with proof.cuda_env(cfg.target.kind) as env:
         manifest, usage = process.call(
             "tvmflow.children:build", cfg, folder, options.dump_ir, what="compiling", env=env, on_event=options.on_event
@@ -173,6 +173,10 @@ def _drawn(manifest: Manifest, seed: int) -> verify.Feeds:
 def _config_of(manifest: Manifest, model: Path | None, overrides: config.Overrides) -> Config:
     """The config an artifact was built with; its model must be the very file it was built from."""
     extra = [{"model": {"path": str(model.resolve())}}] if model is not None else []
+    where = model or Path(str(manifest.config["model"]["path"] or "."))
+    if not where.exists():
+        raise ModelError(f"{where}: the model that {manifest.name} was compiled from is not there",
+                         "name its place with --model")  # fmt: skip
     cfg = config.from_dict(manifest.config, [*extra, *overrides], source=f"config of {manifest.name}")
     if manifest.source and cfg.model.path and artifact.file_entry(cfg.model.path) != manifest.source:
         raise ArtifactError(f"{cfg.model.path}: not the file that {manifest.name} was compiled from",

@@ -68,7 +68,7 @@ def call(
     started = time.monotonic()
     with tempfile.TemporaryFile() as log:
         child = subprocess.Popen(
-            [sys.executable, "-m", "tvmflow.process", str(write_fd)],
+            [sys.executable, "-P", "-m", "tvmflow.process", str(write_fd)],
             stdin=subprocess.PIPE, stdout=log, stderr=log, env=child_env, pass_fds=[write_fd], start_new_session=True,
         )
         os.close(write_fd)
@@ -173,6 +173,8 @@ def _run_request() -> tuple[str, Any]:
     except TvmflowError as exc:
         exc.details = exc.details or traceback.format_exc()
         return "error", exc
+    except SystemExit as exc:
+        return "exception", (f"it ended the process: sys.exit({exc.code})", traceback.format_exc())
     except MemoryError:
         return "error", CompileError("memory ran out", "give the machine more memory or make the shapes smaller")
     except Exception as exc:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tvmflow import frontend, npz, process, verify
+from tvmflow import frontend, inputs, npz, process, verify
 from tvmflow.config import Config
 from tvmflow.errors import ReferenceRunError, TvmflowError, VerifyError
 from tvmflow.manifest import Manifest, RunVerdict, Verdict
@@ -112,7 +112,9 @@ def _weaknesses(feeds: Sequence[verify.Feeds]) -> tuple[str, ...]:
 def _feeds(cfg: Config, manifest: Manifest) -> Iterator[list[verify.Feeds]]:
     """Inputs to try, the most telling first: one list, with one entry per seed, after another."""
     if cfg.verify.inputs is not None:
-        yield [verify.Feeds(npz.read(cfg.verify.inputs), {}, cfg.verify.inputs.name)]
+        arrays = npz.read(cfg.verify.inputs)
+        inputs.check(manifest.signature, arrays)
+        yield [verify.Feeds(arrays, {}, cfg.verify.inputs.name)]
         return
     per_seed = (verify.candidates(manifest.signature, cfg.verify, seed) for seed in cfg.verify.seeds)
     examples = _examples(cfg)

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 
 from tvmflow import artifact, target
+from tvmflow import inputs as inputs_
 from tvmflow.artifact import CONSTANTS, LIBRARY
 from tvmflow.errors import ArtifactError, InputError
-from tvmflow.manifest import Constant, Signature, TensorSpec
+from tvmflow.manifest import Constant, Signature
 
 # A library only loads into the run time whose structures it was compiled against.
 ABI_PACKAGES = ("apache-tvm", "apache-tvm-ffi")
@@ -59,7 +60,7 @@ class Session:
     def run_list(self, inputs: Mapping[str, Any]) -> list[np.ndarray]:
         """Like `run`, with the outputs as a list in the signature's order."""
         arrays = {name: _as_numpy(name, value) for name, value in inputs.items()}
-        check_inputs(self.signature, arrays)
+        inputs_.check(self.signature, arrays)
         _use_threads(self.threads)
         args = [self._tensor(arrays[spec.name]) for spec in self.signature.inputs]
         return [_to_numpy(tensor) for tensor in _flat(self._call(args))]
@@ -111,37 +112,6 @@ class Session:
 def load(path: str | Path, threads: int | None = None) -> Session:
     """Loads an artifact; see Session."""
     return Session(Path(path), threads)
-
-
-def check_inputs(signature: Signature, arrays: Mapping[str, np.ndarray]) -> None:
-    """Raises InputError with every fault: names, dtypes, ranks, sizes, and dimensions that contradict each other."""
-    expected = {spec.name: spec for spec in signature.inputs}
-    faults = [f"`{name}`: no such input" for name in arrays if name not in expected]
-    sizes: dict[str, tuple[int, str]] = {}
-    for name, spec in expected.items():
-        if name not in arrays:
-            faults.append(f"`{name}`: missing")
-            continue
-        faults += _misfits(spec, arrays[name], sizes)
-    if faults:
-        wanted = ", ".join(f"{s.name} {s.dtype}[{', '.join(map(str, s.shape))}]" for s in signature.inputs)
-        raise InputError("inputs do not fit: " + "; ".join(faults), f"it takes: {wanted}")
-
-
-def _misfits(spec: TensorSpec, array: np.ndarray, sizes: dict[str, tuple[int, str]]) -> list[str]:
-    faults = []
-    if str(array.dtype) != spec.dtype:
-        faults.append(f"`{spec.name}`: dtype {array.dtype}, expected {spec.dtype}")
-    if array.ndim != len(spec.shape):
-        return [*faults, f"`{spec.name}`: rank {array.ndim}, expected {len(spec.shape)}"]
-    for axis, (size, wanted) in enumerate(zip(array.shape, spec.shape, strict=True)):
-        if isinstance(wanted, int):
-            known, origin = wanted, "the library is compiled for it"
-        else:
-            known, origin = sizes.setdefault(wanted, (size, f"`{spec.name}` axis {axis}"))
-        if size != known:
-            faults.append(f"`{spec.name}`: axis {axis} has size {size}, expected {known} ({origin})")
-    return faults
 
 
 def _load_parts(on_gpu: bool) -> None:

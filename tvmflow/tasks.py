@@ -21,7 +21,7 @@ from tvm.ir import assert_structural_equal
 from tvm.s_tir import Schedule
 from tvm.s_tir.analysis import estimate_tir_flops
 from tvm.s_tir.schedule import ScheduleError, Trace
-from tvm.tirx import PrimFunc
+from tvm.tirx import IntImm, PrimFunc
 
 from tvmflow.config import NumericsSection
 from tvmflow.database.keys import KeyParts
@@ -79,7 +79,8 @@ def is_tunable(function: tvm.ir.BaseFunc) -> bool:
     """Whether MetaSchedule could search schedules of a function: static loops, no calls to the run time."""
     if not isinstance(function, PrimFunc) or "tirx.is_scheduled" in function.attrs:
         return False
-    return "packed(" not in (text := function.script()) and "T.int64()" not in text and " = T.handle()" not in text
+    sizes = [size for param in function.params for size in getattr(param.ty, "shape", ())]
+    return all(isinstance(size, IntImm) for size in sizes) and "packed(" not in function.script()
 
 
 def canonical(function: PrimFunc) -> tuple[tvm.IRModule, str]:

@@ -22,7 +22,7 @@ def tasks(cfg: Config) -> list[dict[str, Any]]:
     from tvmflow.target import host_features
 
     found, _ = _extracted(cfg)
-    reading = Store(cfg.tuning.database).read() if cfg.tuning.database and cfg.tuning.database.is_dir() else None
+    reading = Store(cfg.tuning.database).read() if cfg.tuning.database and cfg.tuning.database.exists() else None
     rows = []
     for task in found:
         answer = reading.lookup(task.parts, host_features()) if reading else None

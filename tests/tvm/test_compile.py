@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -114,9 +116,42 @@ def test_wrong_inputs(small: Path, inputs: dict[str, np.ndarray], message: str) 
 def test_run_refuses_what_is_no_npz(small: Path) -> None:
     (small / "bad.npz").write_text("no zip")
     np.savez(small / "objects.npz", x=np.array([{}], object))
-    for name in ("bad.npz", "objects.npz", "none.npz"):
+    (small / "empty.npz").touch()
+    np.save(small / "array.npy", np.ones(1))
+    for name in ("bad.npz", "objects.npz", "none.npz", "empty.npz", "array.npy"):
         done = run("run", "small.tvmflow", "--inputs", name, cwd=small)
         assert (done.returncode, "not an .npz of arrays" in done.stderr) == (12, True)
+
+
+def test_outputs_only_replace_files(small: Path, tmp_path: Path) -> None:
+    done = run("run", "small.tvmflow", "--seed", "0", "--outputs", tmp_path, cwd=small)
+    assert (done.returncode, "is no file" in done.stderr) == (13, True)
+    done = run("run", "small.tvmflow", "--seed", "0", "--outputs", "/dev/null", cwd=small)
+    assert (done.returncode, Path("/dev/null").is_char_device()) == (13, True)
+
+
+def test_a_full_standard_output_is_an_output_error(small: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run([sys.executable, "-m", "tvmflow.cli", "inspect", "small.tvmflow"], cwd=small, stdout=full,
+                              stderr=subprocess.PIPE, text=True, check=False)  # fmt: skip
+    assert (done.returncode, "Traceback" in done.stderr) == (13, False)
+
+
+def test_folders_of_the_working_directory_hide_nothing(small: Path, tmp_path: Path) -> None:
+    for name in ("onnx", "tvm", "queue"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise ImportError('the wrong one')")
+    (tmp_path / "x.toml").write_text(f'[model]\npath = "{small / "small.onnx"}"')
+    script = shutil.which("tvmflow", path=str(Path(sys.executable).parent))
+    done = subprocess.run([str(script), "compile", "x.toml", "-o", "a"], cwd=tmp_path, capture_output=True, text=True,
+                          check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+def test_names_under_verify_must_exist(small: Path, tmp_path: Path) -> None:
+    for key, value in (("ranges.q", "[0, 1]"), ("dims.q", "[2]"), ("outputs.q", "{rtol = 1.0, atol = 1.0}")):
+        done = run("compile", small / "small.onnx", "--set", f"verify.{key}={value}", "-o", "a", cwd=tmp_path)
+        assert (done.returncode, "the model has no `q`" in done.stderr) == (3, True), done.stderr
 
 
 def test_verify_again_and_after_the_model_changed(small: Path, tmp_path: Path) -> None:
@@ -292,17 +327,15 @@ def test_a_full_disk_leaves_nothing_behind(small: Path, full_disk: Path) -> None
     assert not list(full_disk.iterdir())
 
 
-def test_interrupt_leaves_nothing_behind(small: Path, tmp_path: Path) -> None:
-    import signal
-    import time
-
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupt_leaves_nothing_behind(number: signal.Signals, small: Path, tmp_path: Path) -> None:
     child = subprocess.Popen(
         [sys.executable, "-m", "tvmflow.cli", "compile", str(small / "small.onnx"), "-o", "a"], cwd=tmp_path,
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     while not list(tmp_path.glob(".a.*.tmp")):
         time.sleep(0.05)
-    child.send_signal(signal.SIGINT)
+    child.send_signal(number)
     _, stderr = child.communicate(timeout=60)
     assert (child.returncode, "nothing was left behind" in stderr) == (130, True)
     assert not list(tmp_path.iterdir())

@@ -145,6 +145,14 @@ def row_sum(rows: int, columns: int) -> list[te.Tensor]:
     return [a, te.compute((rows,), lambda i: te.sum(a[i, r], axis=r), name="C")]
 
 
+def unequal(size: int) -> list[te.Tensor]:
+    """Whether x is not 1, with NaN among x: an ordered comparison would say no."""
+    x = te.placeholder((size,), name="X")
+    same = te.compute((size,), lambda i: x[i] == 1.0, name="S")
+    other = te.compute((size,), lambda i: tvm.tirx.Not(same[i]), name="N")
+    return [x, te.compute((size,), lambda i: other[i].astype("float32"), name="Y")]
+
+
 def masked(rows: int, columns: int) -> list[te.Tensor]:
     """x where it is neither below -1 nor above 1, else 0: booleans in buffers of their own."""
     x = te.placeholder((rows, columns), name="X")
@@ -156,6 +164,7 @@ def masked(rows: int, columns: int) -> list[te.Tensor]:
 
 
 KERNELS = {
+    "unequal to": (unequal(6), "elementwise"),
     "masks": (masked(7, 10), "elementwise"),
     "masks of whole vectors": (masked(4, 64), "elementwise"),
     "matmul 64x64x64": (matmul(64, 64, 64), "register tile"),
@@ -178,7 +187,10 @@ def test_default_schedule_keeps_the_values(name: str) -> None:
     assert rule is None or changed.attrs[default.RULE_ATTR] == rule
     rng = np.random.default_rng(0)
     *shapes, shape = [[int(d) for d in tensor.shape] for tensor in tensors]
-    arrays = [tvm.runtime.tensor(rng.standard_normal(s).astype("f4")) for s in shapes]
+    values = [rng.standard_normal(s).astype("f4") for s in shapes]
+    if name == "unequal to":
+        values[0][::2] = np.nan
+    arrays = [tvm.runtime.tensor(value) for value in values]
     results = []
     for version in (function, changed):
         out = tvm.runtime.tensor(np.full(shape, np.nan, "f4"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,15 @@ def refused() -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", names_of("VALUES"))
+def test_random_weights_are_the_same_in_every_process(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "import torch\ndef entry():\n    return torch.nn.Linear(3, 2).eval(), (torch.ones(1, 3),)\n"
+    )
+    done = subprocess.run([sys.executable, "-m", "tvmflow.cli", "compile", "mine:entry", "-o", "a"], cwd=tmp_path,
+                          capture_output=True, text=True, check=False)  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
 def test_values_are_those_of_eager_pytorch(values: dict[str, Any], name: str) -> None:
     assert values[name] is None, values[name]
 

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import json
 import platform
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -67,11 +68,53 @@ def test_it_is_replaced_by_a_new_one(made: Path) -> None:
 def test_what_is_no_artifact_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter1").touch()
-    (tmp_path / "file").write_text("text")
-    for name in ("thesis", "file"):
-        with pytest.raises(OutputError, match="exists and is no artifact"), artifact.staging(tmp_path / name, False):
+    (tmp_path / "webapp").mkdir()
+    (tmp_path / "webapp" / MANIFEST).write_text('{"name": "of something else"}')
+    with zipfile.ZipFile(tmp_path / "data.npz", "w") as archive:
+        archive.writestr("x.npy", b"")
+    for name in ("thesis", "webapp", "data.npz"):
+        zipped = name.endswith(".npz")
+        with pytest.raises(OutputError, match="exists and is no artifact"), artifact.staging(tmp_path / name, zipped):
             pass
     assert (tmp_path / "thesis" / "chapter1").exists()
+    assert (tmp_path / "webapp" / MANIFEST).exists()
+
+
+def test_an_artifact_with_something_else_in_it_is_not_replaced(tmp_path: Path) -> None:
+    write(tmp_path)
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(OutputError, match="exists and is no artifact"), artifact.staging(tmp_path, False):
+        pass
+
+
+def test_a_folder_is_not_replaced_by_a_zip_nor_the_other_way(made: Path) -> None:
+    with pytest.raises(OutputError, match="is a f"), artifact.staging(made, made.is_dir()):
+        pass
+
+
+def test_a_link_is_followed(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with artifact.staging(tmp_path / "link", False) as folder:
+        write(folder)
+    assert (tmp_path / "link").is_symlink()
+    assert artifact.read_manifest(tmp_path / "real").name == "m"
+
+
+@pytest.mark.parametrize("damage", ["flip", "drop"])
+def test_a_damaged_zip_is_refused(damage: str, tmp_path: Path) -> None:
+    out = tmp_path / "m.zip"
+    with artifact.staging(out, True) as folder:
+        write(folder)
+    if damage == "flip":
+        out.write_bytes(out.read_bytes().replace(b"weights", b"weighty"))
+    else:
+        with zipfile.ZipFile(out) as archive:
+            manifest = archive.read(MANIFEST)
+        with zipfile.ZipFile(out, "w") as archive:
+            archive.writestr(MANIFEST, manifest)
+    with pytest.raises(ArtifactError, match="damaged"), artifact.opened(out):
+        pass
 
 
 def test_a_full_disk_is_an_output_error(tmp_path: Path) -> None:

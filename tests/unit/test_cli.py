@@ -63,6 +63,7 @@ def test_exit_codes_are_distinct_and_documented() -> None:
         (["compile", "m:f", "--target", "vulkan"], 2, "'vulkan' is not one of 'llvm', 'cuda'"),
         (["compile", "m:f", "--shape", "x"], 2, "not of the form NAME=VALUE"),
         (["compile", "m:f", "--dim", "b=two"], 2, "`two` is no size"),
+        (["compile", "m:f", "--dim", "b=²"], 2, "`²` is no size"),
         (["run", "nothing"], 2, "give either --inputs or --seed"),
         (["run", "nothing", "--seed", "0"], 9, "no artifact is there"),
         (["verify", "nothing"], 9, "no artifact is there"),

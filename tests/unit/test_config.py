@@ -53,6 +53,10 @@ BAD = {
     "negative size": (
         ENTRY + "[shapes.dims]\nb = -1", "shapes.dims.b: input should be greater than 0 (it is -1)",
     ),
+    "a range upside down": (
+        ENTRY + "[verify.ranges]\ni = [9, 2]", "verify.ranges.i: the lowest value 9 is above the highest 2",
+    ),
+    "no such folder": (ENTRY + 'folder = "nowhere"', "model.folder: no such file: {folder}/nowhere"),
     "no seeds": (
         ENTRY + "[verify]\nseeds = []", "verify.seeds: tuple should have at least 1 item after validation, not 0",
     ),
@@ -116,7 +120,7 @@ def test_overrides(text: str, expected: object) -> None:
     assert config.parse_override(text) == expected
 
 
-@pytest.mark.parametrize("text", ["numerics.fast_math", "=1", "a b=1"])
+@pytest.mark.parametrize("text", ["numerics.fast_math", "=1", "a b=1", "verify.rtol=1\nverify.atol=2"])
 def test_malformed_override(text: str) -> None:
     with pytest.raises(ConfigError, match=r"not of the form section\.key=value"):
         config.parse_override(text)

@@ -88,7 +88,7 @@ def contents(scheduled: tvm.IRModule, lowered: tvm.IRModule) -> Contents:
 
 def _origin(function: PrimFunc) -> tuple[Literal["tuned", "default schedule", "unscheduled", "external"], str]:
     """Where a kernel's code comes from, and the rule of its schedule or the function that it calls."""
-    done = "tirx.is_scheduled" in function.attrs
+    done = "tirx.is_scheduled" in function.attrs and RULE_ATTR not in function.attrs  # by TVM's own rules
     rule = str(function.attrs.get(RULE_ATTR, UNSCHEDULED))
     if rule != UNSCHEDULED:
         return ("tuned" if rule.startswith("record ") else "default schedule"), rule

@@ -9,7 +9,6 @@ Without one, TVM emits the loops as legalised: one thread, scalar, each partial 
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass
 
 import tvm
@@ -46,10 +45,6 @@ def scheduled(function: PrimFunc) -> PrimFunc:
 
 def apply(schedule: Schedule) -> str:
     """Transforms the function under `schedule` by the default rules and returns their names; raises ScheduleError."""
-    for block in _blocks(schedule):
-        if _touches_bool(schedule, block):
-            with contextlib.suppress(ScheduleError):  # an output, or read by what cannot take it in
-                schedule.compute_inline(block)
     rules = [_schedule_block(schedule, block) for block in _blocks(schedule)]
     return " + ".join(dict.fromkeys(rules)) or UNSCHEDULED
 
@@ -90,7 +85,8 @@ def _elementwise(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV) -> str:
 def _touches_bool(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV) -> bool:
     """Whether a block reads or writes a buffer of booleans: TVM's vectors of them are wrong for intermediate buffers.
 
-    It takes their bytes for single bits, so that `not` gives 0xFE and `or` does not compile.
+    It takes their bytes for single bits, so that `not` gives 0xFE and `or` does not compile. Inlining them is no way
+    out: `not x == y` becomes an ordered `x != y`, which is false for NaN.
     """
     regions = [*schedule.get(block).reads, *schedule.get(block).writes]
     return any(str(region.source.ty.dtype) == "bool" for region in regions)
@@ -103,6 +99,8 @@ def _reduction(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV) -> str:
     vector = None if _touches_bool(schedule, block) else _vector_axis(schedule, block, spatial)
     if vector is None:
         _parallel(schedule, [axis.loop for axis in spatial], 1)
+        # Apart, so that it also happens where the reduction turns out to be empty.
+        schedule.decompose_reduction(block, next(axis.loop for axis in axes if axis.is_reduction))
         return "parallel rows"
     _register_tile(schedule, block, axes, vector)
     return "register tile"

@@ -75,6 +75,7 @@ def load_entry(entry: str, folder: Path) -> Source:
         raise ModelError(f"{entry}: `{module.__file__}` has no function `{function_name}`",
                          "name a function that returns (torch.nn.Module, example inputs[, dynamic shapes])")
     try:
+        torch.manual_seed(0)  # the entry is called again for the reference: random weights must be the same ones
         made = function()
     except Exception as exc:
         raise _user_error(f"{entry}: the function failed", exc) from exc
