@@ -20,7 +20,7 @@ RULE_ATTR = "tvmflow.rule"  # on a scheduled function: which rule made its sched
 UNSCHEDULED = "loops as legalised"
 LANES = 16  # elements of a vector: one AVX-512 or two AVX2 registers of float32
 ACCUMULATORS = 24  # registers that a tile may hold of the 32 that AVX-512 has
-MAX_VECTORS, MAX_ROWS = 4, 14
+MAX_ROWS = 14
 SMALLEST_PARALLEL = 8192  # iterations below which waking the threads costs more than they save
 
 
@@ -174,9 +174,15 @@ def _is_outer_product(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV, ro
 
 
 def _position(region: tvm.s_tir.BufferRegion, var: Var) -> str:
-    """Where a buffer's indices use a variable: in the "last" axis, in an "earlier" one, or "nowhere"."""
-    used = [tvm.tirx.analysis.undefined_vars(r.min) for r in region.region]
-    holds = [any(v.same_as(var) for v in names) for names in used]
+    """Where a buffer's indices use a variable: in the "last" axis, in an "earlier" one, or "nowhere".
+
+    Axes of size 1 do not count: 1x64x512x1 is as good as 64x512.
+    """
+    wide = [
+        index for index, size in zip(region.region, region.source.ty.shape, strict=True)
+        if not (isinstance(size, IntImm) and int(size) == 1)
+    ]  # fmt: skip
+    holds = [any(v.same_as(var) for v in tvm.tirx.analysis.undefined_vars(index.min)) for index in wide]
     if any(holds[:-1]):
         return "earlier"
     return "last" if holds and holds[-1] else "nowhere"
@@ -197,9 +203,11 @@ def _extent(schedule: Schedule, loop: tvm.s_tir.schedule.LoopRV) -> int:
 
 
 def _width(extent: int) -> int:
-    """The vector width for an axis: whole registers where they divide it, else the most of one register."""
-    whole = [LANES * count for count in range(1, MAX_VECTORS + 1) if extent % (LANES * count) == 0]
-    return whole[-1] if whole else _divisor(extent, LANES)
+    """The vector width for an axis: 4, 2 or 1 whole registers where they divide it, else the most of one register.
+
+    Three registers as one vector cost LLVM a factor of ten: it knows powers of two.
+    """
+    return next((LANES * n for n in (4, 2, 1) if extent % (LANES * n) == 0), _divisor(extent, LANES))
 
 
 def _divisor(extent: int, limit: int) -> int:
