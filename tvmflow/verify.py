@@ -56,7 +56,9 @@ def tolerance(name: str, want: np.ndarray, section: VerifySection, narrowest: st
     if rtol:
         rtol, share = max((rtol, share), DEFAULT_TOLERANCES[narrowest])
     finite = np.abs(want[np.isfinite(want)]) if share and want.size else np.zeros(0)
-    atol = share * float(finite.max(initial=0.0))
+    largest = float(finite.max(initial=0.0))
+    # A small sigmoid or softmax is what is left of sums near 1, and carries their rounding.
+    atol = max(share * largest, min(4 * float(np.finfo(np.float32).eps), 1e-3 * largest) if share else 0.0)
     return section.rtol if section.rtol is not None else rtol, section.atol if section.atol is not None else atol
 
 

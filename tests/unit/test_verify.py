@@ -76,6 +76,8 @@ def test_default_tolerance_follows_dtype_and_magnitude() -> None:
     large, ones = np.array([0, -200], "f4"), np.ones(1, "f4")
     assert verify.tolerance("y", large, section, "float32") == (1e-3, pytest.approx(2e-3))
     assert verify.tolerance("y", np.array([5, 9]), section, "float16") == (0, 0)
+    assert verify.tolerance("y", np.array([4e-3], "f4"), section, "float32")[1] == pytest.approx(4 * 2**-23)
+    assert verify.tolerance("y", np.array([1e-8], "f4"), section, "float32")[1] == pytest.approx(1e-11)
     assert verify.tolerance("y", np.array([np.nan, np.inf], "f4"), section, "float64") == (1e-3, 0)
     assert verify.tolerance("y", ones, section, "bfloat16") == (4e-2, pytest.approx(1e-2))
     stated = VerifySection.model_validate({"rtol": 0.1, "outputs": {"z": {"rtol": 0.2, "atol": 0.3}}})

@@ -21,7 +21,8 @@ from tvmflow.graph.constants import FoldExactly
 from tvmflow.graph.packing import SplitRepacking
 from tvmflow.kernels.default import DefaultSchedule
 
-CONV_LAYOUTS = {"relax.nn.conv2d": ["NHWC", "HWIO"]}
+# Transposed convolutions stay as they are: TVM has no kernel for them in NHWC.
+CONV_LAYOUTS = {"relax.nn.conv2d": ["NHWC", "HWIO"], "relax.nn.conv2d_transpose": ["NCHW", "IOHW"]}
 
 
 @dataclass(frozen=True)
@@ -140,7 +141,7 @@ def has_convolution(mod: tvm.IRModule) -> bool:
     found: list[bool] = []
 
     def visit(node: object) -> None:
-        if isinstance(node, relax.Call) and getattr(node.op, "name", "") in CONV_LAYOUTS:
+        if isinstance(node, relax.Call) and getattr(node.op, "name", "") == "relax.nn.conv2d":
             found.append(True)
 
     for function in mod.functions.values():
