@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -57,8 +58,9 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
             lowered = passes.run(stripped, passes.lower_steps(), log.after)
         with log.stage("code generation"):
             library.write_library(lowered, tvm_target, linker, folder)
-            if target.arch is not None:
-                cubin.assert_machine_code(folder / LIBRARY, target.arch)
+            if cuda is not None and target.arch is not None:
+                found = cubin.assert_machine_code(folder / LIBRARY, target.arch)
+                cuda["cubins"] = [dataclasses.asdict(item) for item in found]
             entries = library.write_constants(weights, folder)
     contents = library.contents(scheduled, lowered)
     return Manifest(
