@@ -22,9 +22,10 @@ from pathlib import Path
 import ml_dtypes  # noqa: F401 # makes numpy know bfloat16 by name
 import numpy as np
 
-from tvmflow import artifact, npz, runtime, target
+from tvmflow import artifact, npz, target
 from tvmflow.artifact import CONSTANTS, LIBRARY
 from tvmflow.errors import ArtifactError, CompileError, OutputError, SetupError, TvmflowError
+from tvmflow.inputs import check as check_inputs
 from tvmflow.manifest import Manifest
 
 COMPILER, EMULATOR, SYSROOT = "aarch64-linux-gnu-g++", "qemu-aarch64", Path("/usr/aarch64-linux-gnu")
@@ -45,7 +46,7 @@ def run(path: Path, inputs: Path, cache: Path) -> dict[str, np.ndarray]:
     with artifact.opened(path) as (folder, manifest), tempfile.TemporaryDirectory(prefix="tvmflow-") as name:
         check_target(manifest)
         arrays = npz.read(inputs)
-        runtime.check_inputs(manifest.signature, arrays)
+        check_inputs(manifest.signature, arrays)
         check_tools()
         scratch, libraries = Path(name), fetch_runtime(cache)
         compile_runner(libraries, scratch)
