@@ -18,6 +18,8 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
+from tvmflow.target import cpu_name
+
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS = "| model | compile s | import | graph | code | verify | peak MiB | max error | ms | peer ms | ratio |"
 
@@ -49,7 +51,7 @@ def measure(config: Path, folder: Path) -> tuple[str, float]:
 
 def main() -> None:
     configs = [Path(name) for name in sys.argv[1:]] or sorted((ROOT / "configs").glob("*.toml"))
-    print(f"{_cpu()}, {platform.machine()}, Python {platform.python_version()}\n\n{COLUMNS}")
+    print(f"{cpu_name()}, {platform.machine()}, Python {platform.python_version()}\n\n{COLUMNS}")
     print("|" + "---|" * COLUMNS.count(" | ") + "---|", flush=True)
     ratios = []
     with tempfile.TemporaryDirectory() as name:
@@ -58,11 +60,6 @@ def main() -> None:
             ratios.append(ratio)
             print(row, flush=True)
     print(f"\nGeometric mean of the ratios: {geometric_mean(ratios):.2f}")
-
-
-def _cpu() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown CPU")
 
 
 if __name__ == "__main__":

@@ -248,12 +248,9 @@ def _show(table: Any, plain: Any, as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps(plain))
         return
-    from rich.console import Console
+    from tvmflow import cli_tables
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=160)
-    console.print(table)
+    cli_tables.show(table)
 
 
 @contextmanager
@@ -274,7 +271,6 @@ def _show_error(exc: TvmflowError, debug: bool) -> None:
         click.echo(f"  next: {exc.hint}", err=True)
     if debug and exc.details:
         click.echo(exc.details, err=True)
-
 
 
 

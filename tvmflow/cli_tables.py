@@ -26,7 +26,7 @@ def show_frame(frame: pd.DataFrame, as_json: bool) -> None:
         table.add_column(str(name), justify="right" if kind.kind in "if" else "left", overflow="fold")
     for row in frame.itertuples(index=False):
         table.add_row(*(Text(_cell(value)) for value in row))
-    _print(table)
+    show(table)
 
 
 def show_rows(rows: Iterable[tuple[str, str]]) -> None:
@@ -37,7 +37,7 @@ def show_rows(rows: Iterable[tuple[str, str]]) -> None:
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in rows:
         table.add_row(Text(name, style="bold"), Text(value))
-    _print(table)
+    show(table)
 
 
 def _cell(value: object) -> str:
@@ -46,7 +46,8 @@ def _cell(value: object) -> str:
     return str(value)
 
 
-def _print(table: object) -> None:
+def show(table: object) -> None:
+    """Prints what rich can render, as wide as the terminal is, or 160 columns where there is none."""
     from rich.console import Console
 
     console = Console(highlight=False)

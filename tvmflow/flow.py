@@ -6,9 +6,10 @@ children.py holds what runs there.
 
 from __future__ import annotations
 
+import json
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -166,7 +167,7 @@ def _cannot_run_here(manifest: Manifest) -> str:
 
 
 def _drawn(manifest: Manifest, seed: int) -> verify.Feeds:
-    cfg = Config.model_validate_json(_canonical(manifest.config))
+    cfg = Config.model_validate_json(json.dumps(manifest.config))
     return next(verify.candidates(manifest.signature, cfg.verify, seed))
 
 
@@ -186,9 +187,3 @@ def _config_of(manifest: Manifest, model: Path | None, overrides: config.Overrid
 
 def _with_note(manifest: Manifest, note: str) -> Manifest:
     return manifest.model_copy(update={"notes": (*manifest.notes, note)})
-
-
-def _canonical(values: Mapping[str, Any]) -> str:
-    import json
-
-    return json.dumps(values, sort_keys=True)
