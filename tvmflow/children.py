@@ -34,30 +34,25 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
     log = StageLog(dump_ir)
     with log.stage("import"):
         model = frontend.load(cfg)
-    import tvm
-
-    from tvmflow import target as targets
-    from tvmflow.build import cubin, library, numerics
+    from tvmflow.build import cubin, library
     from tvmflow.frontend.model import narrowest_float
-    from tvmflow.graph import constants, layouts, passes
+    from tvmflow.graph import constants, passes
+    from tvmflow.prepare import prepare, setting
 
-    target = targets.resolve(cfg.target, _detected_arch(cfg))
+    chosen = setting(cfg)
+    target = chosen.target
     linker = library.linker(target)
     _check_names(cfg, model.signature)
-    tvm_target = targets.to_tvm(target, numerics.llvm_attributes(cfg.numerics))
-    context = tvm.transform.PassContext(opt_level=3, config=numerics.pass_config(cfg.numerics))
-    with context, tvm_target, _cuda_step(cfg, target) as cuda:
+    with chosen.entered(), _cuda_step(cfg, target) as cuda:
         with log.stage("graph"):
-            choice = layouts.choose(model.mod, cfg.graph.layout, log.after)
-            layouts.check_budget(choice.transforms, cfg.graph.max_layout_transforms)
-            prepared = passes.run(choice.mod, passes.fuse_steps(target.kind, cfg.graph.prepack), log.after)
+            prepared, choice = prepare(cfg, model, target.kind, log.after)
             tuned = _tuned(cfg, prepared, target)
             packed = passes.run(tuned.mod, passes.pack_steps(target.kind, cfg.graph.prepack), log.after)
             scheduled = passes.run(packed, passes.schedule_steps(target.kind), log.after)
             stripped, weights = constants.externalise(scheduled)
             lowered = passes.run(stripped, passes.lower_steps(), log.after)
         with log.stage("code generation"):
-            library.write_library(lowered, tvm_target, linker, folder)
+            library.write_library(lowered, chosen.tvm_target, linker, folder)
             if cuda is not None and target.arch is not None:
                 found = cubin.assert_machine_code(folder / LIBRARY, target.arch)
                 cuda["cubins"] = [dataclasses.asdict(item) for item in found]
@@ -207,14 +202,6 @@ def _target_info(target: Target) -> TargetInfo:
         kind=target.kind, machine=target.machine, mcpu=target.mcpu, mtriple=target.mtriple, features=target.features,
         threads=target.threads, arch=target.arch,
     )  # fmt: skip
-
-
-def _detected_arch(cfg: Config) -> str | None:
-    if cfg.target.kind != "cuda" or cfg.target.arch:
-        return None
-    from tvmflow.build import cuda
-
-    return cuda.detect_arch()
 
 
 @contextlib.contextmanager

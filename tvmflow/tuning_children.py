@@ -10,9 +10,8 @@ from tvmflow.errors import ConfigError
 from tvmflow.process import emit
 
 if TYPE_CHECKING:
-    import tvm
-
     from tvmflow.database import Match, Miss
+    from tvmflow.prepare import Setting
     from tvmflow.tasks import Task
 
 
@@ -42,37 +41,31 @@ def tune(cfg: Config, pattern: str) -> int:
     if cfg.tuning.database is None:
         hint = "name the folder for records, e.g. --set tuning.database=tuning_db"
         raise ConfigError("tuning.database: missing", hint)
-    found, target = _extracted(cfg)
+    found, setting = _extracted(cfg)
     chosen = [task for task in found if fnmatch.fnmatch(task.name, pattern)]
     if not chosen:
         raise ConfigError(f"--tasks {pattern}: matches none of {len(found)} tasks", "`tvmflow tasks CONFIG` lists them")
     cfg.tuning.database.mkdir(parents=True, exist_ok=True)
     store = Store(cfg.tuning.database)
     limits = session.Limits(cfg.tuning.trials_per_task, cfg.tuning.minutes * 60, cfg.tuning.seed)
-    with Measurer(str(target), chosen[0].threads, cores()) as measurer:
-        session.tune(chosen, store.read().by_key, target, limits, measurer, keep=store.keep, report=emit)
+    with Measurer(str(setting.tvm_target), chosen[0].threads, cores()) as measurer:
+        session.tune(chosen, store.read().by_key, setting.tvm_target, limits, measurer, keep=store.keep, report=emit)
     return len(chosen)
 
 
-def _extracted(cfg: Config) -> tuple[tuple[Task, ...], tvm.target.Target]:
+def _extracted(cfg: Config) -> tuple[tuple[Task, ...], Setting]:
     emit("import")
     model = frontend.load(cfg)
-    import tvm
 
-    from tvmflow import target as targets
     from tvmflow import tasks
-    from tvmflow.build import library, numerics
-    from tvmflow.graph import layouts, passes
+    from tvmflow.build import library
+    from tvmflow.prepare import prepare, setting
 
-    target = targets.resolve(cfg.target, None)
-    tvm_target = targets.to_tvm(target, numerics.llvm_attributes(cfg.numerics))
+    chosen = setting(cfg)
     emit("graph")
-    with tvm.transform.PassContext(opt_level=3, config=numerics.pass_config(cfg.numerics)), tvm_target:
-        choice = layouts.choose(model.mod, cfg.graph.layout, lambda *step: None)
-        prepared = passes.run(
-            choice.mod, passes.fuse_steps(target.kind, cfg.graph.prepack), lambda *step: None
-        )
-        return tasks.extract(prepared, library.calls(prepared), target, cfg.numerics), tvm_target
+    with chosen.entered():
+        prepared, _ = prepare(cfg, model, chosen.target.kind, lambda *step: None)
+        return tasks.extract(prepared, library.calls(prepared), chosen.target, cfg.numerics), chosen
 
 
 def _row(task: Task, answer: Match | Miss | None) -> dict[str, Any]:

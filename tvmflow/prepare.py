@@ -1,0 +1,65 @@
+"""From a model to the fused kernels that keys, tuning and build all start from: one way there, so that keys match."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from tvmflow.config import Config
+
+if TYPE_CHECKING:
+    import tvm
+
+    from tvmflow.frontend.model import Model
+    from tvmflow.graph.layouts import LayoutChoice
+    from tvmflow.graph.passes import AfterStep
+    from tvmflow.target import Target
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The target of a config with nothing left open, as we and as TVM describe it."""
+
+    target: Target
+    tvm_target: tvm.target.Target
+    pass_config: dict[str, bool]
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[None]:
+        """What every pass must run inside of."""
+        import tvm
+
+        with tvm.transform.PassContext(opt_level=3, config=self.pass_config), self.tvm_target:
+            yield
+
+
+def setting(cfg: Config) -> Setting:
+    """Resolves the target of a config on this machine; raises TargetError."""
+    from tvmflow import target as targets
+    from tvmflow.build import numerics
+
+    target = targets.resolve(cfg.target, _detected_arch(cfg))
+    tvm_target = targets.to_tvm(target, numerics.llvm_attributes(cfg.numerics))
+    return Setting(target, tvm_target, numerics.pass_config(cfg.numerics))
+
+
+def prepare(cfg: Config, model: Model, kind: str, after: AfterStep) -> tuple[tvm.IRModule, LayoutChoice]:
+    """The module of fused, legal kernels, and the layout chosen on the way. Call it inside `Setting.entered`.
+
+    Raises BudgetError where the layout takes more transforms than the config allows.
+    """
+    from tvmflow.graph import layouts, passes
+
+    choice = layouts.choose(model.mod, cfg.graph.layout, after)
+    layouts.check_budget(choice.transforms, cfg.graph.max_layout_transforms)
+    return passes.run(choice.mod, passes.fuse_steps(kind, cfg.graph.prepack), after), choice
+
+
+def _detected_arch(cfg: Config) -> str | None:
+    if cfg.target.kind != "cuda" or cfg.target.arch:
+        return None
+    from tvmflow.build import cuda
+
+    return cuda.detect_arch()
