@@ -44,14 +44,15 @@ def db() -> None:
 def stats(database: Path, as_json: bool, debug: bool) -> None:
     """Show per target: records, median speed, size, and the versions and days they come from.
 
-    Speed is GFLOP/s of each record's median time; the column is the median over the records. Faulty lines are
-    named on standard error; `tvmflow db verify` makes them an exit code.
+    Speed is GFLOP/s of each record's median time; the column is the median over the records. Quarantined are the
+    candidates that killed the process that measured them, and are not tried again. Faulty lines are named on standard
+    error; `tvmflow db verify` makes them an exit code.
     """
     from tvmflow.database import Store, tables
 
-    reading = Store(database).read()
-    show_frame(tables.stats(reading.records), as_json)
-    _warn(reading.faults)
+    reading, accused = Store(database).read(), Store(database).accused()
+    show_frame(tables.stats(reading.records, accused.quarantined), as_json)
+    _warn((*reading.faults, *accused.faults))
 
 
 @db.command()
@@ -88,8 +89,8 @@ def show(key: str, database: Path, as_json: bool, debug: bool) -> None:
 def merge(into: Path, sources: tuple[Path, ...], as_json: bool, debug: bool) -> None:
     """Join databases: put the records of SOURCES into INTO, which is made if need be.
 
-    Of each key the record with the lower median time stays, whatever the order. SOURCES stay as they are. Faulty
-    lines are skipped and named, and the exit code is 15 then; every good record was merged all the same.
+    Of each key the record with the lower median time stays, whatever the order, and of each candidate in quarantine the
+    higher count. SOURCES stay as they are. Faulty lines are skipped and named, and the exit code is 15 then; every good record was merged all the same.
     """
     import pandas as pd
 
@@ -97,12 +98,14 @@ def merge(into: Path, sources: tuple[Path, ...], as_json: bool, debug: bool) -> 
 
     report: list[dict[str, Any]] = []
     faults: list[Fault] = []
-    readings = [(source, Store(source).read()) for source in sources]
-    for source, reading in readings:
+    readings = [(source, Store(source).read(), Store(source).accused()) for source in sources]
+    for source, reading, accused in readings:
         added = Store(into).add(reading.records)
-        faults += reading.faults
+        Store(into).add_accused(accused.by_folder)
+        found = reading.faults + accused.faults
+        faults += found
         report.append({"source": str(source), "records": len(reading.records), "new": len(added.new),
-                       "improved": len(added.improved), "faults": len(reading.faults)})  # fmt: skip
+                       "improved": len(added.improved), "faults": len(found)})  # fmt: skip
     show_frame(pd.DataFrame(report), as_json)
     _fail_on(faults)
 

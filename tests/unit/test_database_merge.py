@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tvmflow.database import Record, Store
-from tvmflow.database.merge import install, merge
-from tvmflow.database.record import parse, to_line
+from tvmflow.database import merge as merging
+from tvmflow.database.merge import install
+from tvmflow.database.record import RECORDS, parse, to_line
 from tvmflow.errors import DatabaseError
 
 MANY = settings(max_examples=60, deadline=None)
@@ -25,6 +26,10 @@ contents = st.lists(records, max_size=4)
 
 def text(*rows: Record) -> bytes:
     return b"".join(f"{to_line(record)}\n".encode() for record in rows)
+
+
+def merge(base: bytes, ours: bytes, theirs: bytes) -> merging.Merged:
+    return merging.merge(base, ours, theirs, RECORDS)
 
 
 def union(a: bytes, b: bytes) -> bytes:

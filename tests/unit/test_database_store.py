@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from database_records import V3, parts_of, record_of
 
 from tvmflow.database import Record, Store, files
-from tvmflow.database.record import FORMAT_VERSION, MAX_LINE_BYTES, pack, to_line, unpack
+from tvmflow.database import store as stores
+from tvmflow.database.files import MAX_LINE_BYTES
+from tvmflow.database.record import FORMAT_VERSION, RECORDS, pack, to_line, unpack
 from tvmflow.errors import DatabaseError
 
 KEYS = [record.key for record in map(record_of, range(3))]
@@ -205,7 +208,7 @@ def test_a_file_that_is_none_is_never_replaced(store: Store, kind: str) -> None:
 
 
 def test_a_file_does_not_outgrow_what_is_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "MAX_FILE_BYTES", file_of(store).stat().st_size + 10)
+    monkeypatch.setattr(stores, "RECORDS", replace(RECORDS, max_bytes=file_of(store).stat().st_size + 10))
     before = file_of(store).read_bytes()
     with pytest.raises(DatabaseError, match="would grow"):
         store.add([record_of(7)])

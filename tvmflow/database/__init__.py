@@ -4,9 +4,9 @@ from tvmflow.database.files import Fault
 from tvmflow.database.keys import KeyParts, canonical, difference, fingerprint
 from tvmflow.database.lookup import Match, Miss
 from tvmflow.database.record import Provenance, Record, better, pack, unpack
-from tvmflow.database.store import Added, Reading, Store
+from tvmflow.database.store import Accused, Added, Reading, Store
 
 __all__ = [
-    "Added", "Fault", "KeyParts", "Match", "Miss", "Provenance", "Reading", "Record", "Store",
+    "Accused", "Added", "Fault", "KeyParts", "Match", "Miss", "Provenance", "Reading", "Record", "Store",
     "better", "canonical", "difference", "fingerprint", "pack", "unpack",
 ]  # fmt: skip

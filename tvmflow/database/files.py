@@ -1,27 +1,32 @@
-"""One file of records: one canonical JSON line per key, sorted by key. Read strictly and bounded, written whole.
+"""One file of entries: one canonical JSON line per key, sorted by key. Read strictly and bounded, written whole.
 
-A line that holds no record costs that line alone. It is never thrown away in silence: a newer tvmflow may have written
-it, so that writing keeps it, verbatim, behind the records.
+What an entry is says a `Form`: a record, or an accusation of the quarantine. A line that holds none costs that line
+alone. It is never thrown away in silence: a newer tvmflow may have written it, so that writing keeps it, verbatim,
+behind the entries.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Generic, TypeVar
 
-from tvmflow.database.record import MAX_LINE_BYTES, LineError, Record, better, parse, to_line
+from pydantic_core import from_json
+
 from tvmflow.errors import DatabaseError
 
-MAX_FILE_BYTES = 64 << 20
+MAX_LINE_BYTES = 4 << 20
 MAX_FAULTS = 100
 CHUNK_BYTES = 1 << 20
 TEMPORARY = ".records."
 TIDY = "`tvmflow db prune` writes it in order"
+WHOLE = "restore the line from git's history, or drop it: `tvmflow db prune --faulty`"
 
+Entry = TypeVar("Entry")
 Span = tuple[int, int]
 """First byte and the byte behind the last."""
 
@@ -43,61 +48,111 @@ class Fault:
         return f"{place}: {f'{self.key[:12]}: ' if self.key else ''}{self.what}"
 
 
+class LineError(Exception):
+    """A line that holds no entry: what is wrong, what to do, and its key as far as it can be told."""
+
+    def __init__(self, what: str, fix: str = WHOLE, key: str | None = None) -> None:
+        super().__init__(what)
+        self.what = re.sub(r"[^ -~]", "?", what)[:500]  # it may quote the line, which anybody may have written
+        self.fix, self.key = fix, key
+
+
 @dataclass(frozen=True)
-class Page:
-    """What one file holds: the best record per key, sorted by key; its faults; where its faulty lines lie.
+class Form(Generic[Entry]):
+    """How one kind of file spells its entries. `parse` raises LineError for anything that is not exactly one."""
+
+    file_name: str
+    parse: Callable[[bytes], Entry]
+    to_line: Callable[[Entry], str]
+    key: Callable[[Entry], str]
+    better: Callable[[Entry, Entry], Entry]
+    """Which of two with the same key stays, whatever their order."""
+    max_bytes: int
+    kept: Callable[[Iterable[Entry]], Iterable[Entry]] = lambda entries: entries
+    """Those of all entries for which a file has room."""
+
+
+@dataclass(frozen=True)
+class Page(Generic[Entry]):
+    """What one file holds: the best entry per key, sorted by key; its faults; where its faulty lines lie.
 
     A file that is not `readable` as a whole is left as it is.
     """
 
-    records: tuple[Record, ...] = ()
+    entries: tuple[Entry, ...] = ()
     faults: tuple[Fault, ...] = ()
     faulty: tuple[Span, ...] = ()
     readable: bool = True
 
 
-def read(path: Path) -> Page:
-    """The page of a file; an unreadable or oversized one is a page with one fault and nothing else."""
+def body_of(line: bytes) -> dict[str, object]:
+    """The JSON object of a line; raises LineError where it is too long, none, or left behind by git."""
+    if len(line) > MAX_LINE_BYTES:
+        raise LineError(f"longer than {MAX_LINE_BYTES >> 20} MiB")
+    if line.startswith((b"<<<<<<<", b"=======", b">>>>>>>")):
+        raise LineError("a conflict marker of git", "resolve the conflict; `tvmflow db install-merge-driver` avoids it")
     try:
+        body = from_json(line, allow_inf_nan=False)
+    except ValueError as exc:
+        raise LineError(f"no JSON: {exc}") from None
+    if not isinstance(body, dict):
+        raise LineError("no JSON object")
+    return body
+
+
+def joined(form: Form[Entry], entries: Iterable[Entry]) -> dict[str, Entry]:
+    """The best entry per key."""
+    best: dict[str, Entry] = {}
+    for entry in entries:
+        key = form.key(entry)
+        best[key] = form.better(entry, best[key]) if key in best else entry
+    return best
+
+
+def read(path: Path, form: Form[Entry]) -> Page[Entry]:
+    """The page of a file, empty where none is; an unreadable or oversized one is a page with one fault alone."""
+    try:
+        if not os.path.lexists(path):
+            return Page()
         if not path.is_file():
             return _unread(path, "no regular file", "remove it")
         with path.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
-            if size > MAX_FILE_BYTES:
-                return _unread(path, f"{size >> 20} MiB, more than the {MAX_FILE_BYTES >> 20} MiB of a file of records",
+            if size > form.max_bytes:
+                return _unread(path, f"{size >> 20} MiB, more than the {form.max_bytes >> 20} MiB that are read",
                                "restore it from git's history, or split it over two databases")  # fmt: skip
-            return read_stream(stream, path)
+            return read_stream(stream, path, form)
     except OSError as exc:
         return _unread(path, f"cannot be read: {exc.strerror or exc}", "check its permissions and the disk")
 
 
-def read_stream(stream: BinaryIO, path: Path) -> Page:
+def read_stream(stream: BinaryIO, path: Path, form: Form[Entry]) -> Page[Entry]:
     """The page of an open file; `path` names it in faults."""
-    records: dict[str, Record] = {}
+    entries: dict[str, Entry] = {}
     faults: list[Fault] = []
     faulty: list[Span] = []
     order: list[str] = []
     dropped = 0
     for number, span, line in _lines(stream):
         try:
-            record = parse(line)
+            entry = form.parse(line)
         except LineError as exc:
             _join(faulty, span)
             dropped += len(faults) >= MAX_FAULTS
             if len(faults) < MAX_FAULTS:
                 faults.append(Fault(path, number, exc.key, exc.what, exc.fix))
             continue
-        order.append(record.key)
-        records[record.key] = better(record, records[record.key]) if record.key in records else record
+        order.append(key := form.key(entry))
+        entries[key] = form.better(entry, entries[key]) if key in entries else entry
     if dropped:
         faults.append(Fault(path, 0, None, f"{dropped} more lines hold no record", faults[0].fix))
     if order != sorted(set(order)):
         faults.append(Fault(path, 0, None, "not sorted by key, or a key twice; the best record is used", TIDY, False))
-    return Page(tuple(records[key] for key in sorted(records)), tuple(faults), tuple(faulty))
+    return Page(tuple(entries[key] for key in sorted(entries)), tuple(faults), tuple(faulty))
 
 
-def write(path: Path, records: Iterable[Record], faulty: tuple[Span, ...] = ()) -> None:
-    """Replaces the file by these records and, behind them, its own lines at `faulty`; nothing at all removes it.
+def write(path: Path, form: Form[Entry], entries: Iterable[Entry], faulty: tuple[Span, ...] = ()) -> None:
+    """Replaces the file by these entries, sorted, and behind them its own lines at `faulty`; nothing at all removes it.
 
     Whoever reads at any moment, or after a crash, finds the old file or the new one. The caller holds the database's
     lock, so that what earlier writers left half done can be cleared. Raises OSError, and DatabaseError for too much.
@@ -108,10 +163,10 @@ def write(path: Path, records: Iterable[Record], faulty: tuple[Span, ...] = ()) 
     handle, name = tempfile.mkstemp(prefix=TEMPORARY, dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as out:
-            out.writelines(f"{to_line(record)}\n".encode() for record in records)
+            out.writelines(f"{form.to_line(entry)}\n".encode() for entry in sorted(form.kept(entries), key=form.key))
             _copy(path, faulty, out)
             size = out.tell()
-            _check_size(path, size)
+            _check_size(path, size, form.max_bytes)
             out.flush()
             os.fsync(out.fileno())
         os.chmod(name, 0o644)
@@ -159,9 +214,9 @@ def _copy(path: Path, faulty: tuple[Span, ...], out: BinaryIO) -> None:
             out.writelines(spans(stream, faulty))
 
 
-def _check_size(path: Path, size: int) -> None:
-    if size > MAX_FILE_BYTES:
-        raise DatabaseError(f"{path}: would grow to {size >> 20} MiB, more than {MAX_FILE_BYTES >> 20} MiB",
+def _check_size(path: Path, size: int, max_bytes: int) -> None:
+    if size > max_bytes:
+        raise DatabaseError(f"{path}: would grow to {size >> 20} MiB, more than {max_bytes >> 20} MiB",
                             "`tvmflow db prune` what is no longer used, or start a second database")  # fmt: skip
 
 
@@ -173,5 +228,5 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _unread(path: Path, what: str, fix: str) -> Page:
+def _unread(path: Path, what: str, fix: str) -> Page[Entry]:
     return Page(faults=(Fault(path, 0, None, what, fix),), readable=False)

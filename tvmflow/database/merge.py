@@ -1,7 +1,7 @@
-"""Merges two versions of a file of records, so that git never asks a person to.
+"""Merges two versions of a file of records, or of a quarantine, so that git never asks a person to.
 
-Records are merged by key, as git merges lines: who alone changed, added or removed one is followed; where both did,
-the better record stays. Lines that hold no record cannot be merged and become a conflict.
+Entries are merged by key, as git merges lines: who alone changed, added or removed one is followed; where both did,
+the better one stays. Lines that hold none cannot be merged and become a conflict.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tvmflow.database import files
-from tvmflow.database.record import Record, better, to_line
+from tvmflow.database.files import Entry, Form
+from tvmflow.database.quarantine import QUARANTINE
+from tvmflow.database.record import RECORDS
 from tvmflow.errors import DatabaseError
 
 DRIVER = "tvmflow-db"
@@ -29,16 +31,18 @@ class Merged:
     faults: tuple[files.Fault, ...]
 
 
-def merge(base: bytes, ours: bytes, theirs: bytes) -> Merged:
-    """The three-way merge of three files of records. The order of `ours` and `theirs` does not matter for records."""
-    sides = [files.read_stream(io.BytesIO(text), Path(name)) for text, name in
+def merge(base: bytes, ours: bytes, theirs: bytes, form: Form[Entry]) -> Merged:
+    """The three-way merge of three files of one form. The order of `ours` and `theirs` does not matter for entries."""
+    sides = [files.read_stream(io.BytesIO(text), Path(name), form) for text, name in
              ((base, "base"), (ours, "ours"), (theirs, "theirs"))]  # fmt: skip
-    was, mine, other = ({record.key: record for record in page.records} for page in sides)
-    merged = [_merged(was.get(key), mine.get(key), other.get(key)) for key in sorted(mine.keys() | other.keys())]
-    text = b"".join(f"{to_line(record)}\n".encode() for record in merged if record)
+    was, mine, other = ({form.key(entry): entry for entry in page.entries} for page in sides)
+    keys = sorted(mine.keys() | other.keys())
+    merged = [_merged(was.get(key), mine.get(key), other.get(key), form) for key in keys]
+    kept = sorted(form.kept(entry for entry in merged if entry is not None), key=form.key)
+    text = b"".join(f"{form.to_line(entry)}\n".encode() for entry in kept)
     faults = tuple(fault for page in sides[1:] for fault in page.faults if fault.skipped)
     if faults:
-        text += _conflict(_faulty(ours, sides[1]), _faulty(theirs, sides[2]))
+        text += _conflict(_faulty(ours, sides[1].faulty), _faulty(theirs, sides[2].faulty))
     return Merged(text, faults)
 
 
@@ -47,13 +51,16 @@ def merge_files(base: Path, ours: Path, theirs: Path, name: str) -> tuple[files.
 
     Raises DatabaseError where a file is too large to be one of records; `ours` is untouched then.
     """
+    quarantine = Path(name).name == QUARANTINE.file_name
+    max_bytes = QUARANTINE.max_bytes if quarantine else RECORDS.max_bytes
     texts = []
     for path in (base, ours, theirs):
-        if path.stat().st_size > files.MAX_FILE_BYTES:
-            raise DatabaseError(f"{name}: more than {files.MAX_FILE_BYTES >> 20} MiB on one side, not merged",
+        if path.stat().st_size > max_bytes:
+            raise DatabaseError(f"{name}: more than {max_bytes >> 20} MiB on one side, not merged",
                                 "restore the damaged side from git's history")  # fmt: skip
         texts.append(path.read_bytes())
-    merged = merge(*texts)
+    was, mine, other = texts
+    merged = merge(was, mine, other, QUARANTINE) if quarantine else merge(was, mine, other, RECORDS)
     ours.write_bytes(merged.text)
     return merged.faults
 
@@ -81,16 +88,16 @@ def install(database: Path) -> tuple[str, ...]:
     return tuple(done)
 
 
-def _merged(base: Record | None, ours: Record | None, theirs: Record | None) -> Record | None:
+def _merged(base: Entry | None, ours: Entry | None, theirs: Entry | None, form: Form[Entry]) -> Entry | None:
     if ours == theirs or theirs == base:
         return ours
     if ours == base:
         return theirs
-    return better(ours, theirs) if ours and theirs else ours or theirs
+    return form.better(ours, theirs) if ours and theirs else ours or theirs
 
 
-def _faulty(text: bytes, page: files.Page) -> bytes:
-    lines = b"".join(files.spans(io.BytesIO(text), page.faulty))
+def _faulty(text: bytes, faulty: tuple[files.Span, ...]) -> bytes:
+    lines = b"".join(files.spans(io.BytesIO(text), faulty))
     return lines + b"\n" if lines and not lines.endswith(b"\n") else lines
 
 

@@ -10,26 +10,15 @@ import zlib
 from typing import Annotated
 
 from pydantic import Field, JsonValue, SkipValidation, ValidationError, field_validator
-from pydantic_core import from_json
 
+from tvmflow.database.files import Form, LineError, body_of
 from tvmflow.database.keys import KeyParts, Part, Text, canonical
 
 FORMAT_VERSION = 1
-MAX_LINE_BYTES = 4 << 20
 MAX_WORKLOAD_BYTES = 16 << 20
 MAX_PLAIN_BYTES = 256 << 10  # of a line without its workload and trace
-WHOLE = "restore the line from git's history, or drop it: `tvmflow db prune --faulty`"
 
 Seconds = Annotated[float, Field(gt=0)]
-
-
-class LineError(Exception):
-    """A line that holds no record: what is wrong, what to do, and its key as far as it can be told."""
-
-    def __init__(self, what: str, fix: str = WHOLE, key: str | None = None) -> None:
-        super().__init__(what)
-        self.what = re.sub(r"[^ -~]", "?", what)[:500]  # it may quote the line, which anybody may have written
-        self.fix, self.key = fix, key
 
 
 class Provenance(Part):
@@ -118,16 +107,7 @@ def to_line(record: Record) -> str:
 
 def parse(line: bytes) -> Record:
     """The record of a line; raises LineError for anything that is not exactly a record of this format version."""
-    if len(line) > MAX_LINE_BYTES:
-        raise LineError(f"longer than {MAX_LINE_BYTES >> 20} MiB")
-    if line.startswith((b"<<<<<<<", b"=======", b">>>>>>>")):
-        raise LineError("a conflict marker of git", "resolve the conflict; `tvmflow db install-merge-driver` avoids it")
-    try:
-        body = from_json(line, allow_inf_nan=False)
-    except ValueError as exc:
-        raise LineError(f"no JSON: {exc}") from None
-    if not isinstance(body, dict):
-        raise LineError("no JSON object")
+    body = body_of(line)
     stated = body.pop("key", None)
     key = stated if isinstance(stated, str) and re.fullmatch(r"[0-9a-f]{64}", stated) else None
     version = body.pop("format_version", None)
@@ -153,3 +133,6 @@ def _validated(body: dict[str, object], key: str | None) -> Record:
         raise LineError(f"{place}: {error['msg']}", key=key) from None
     except ValueError as exc:
         raise LineError(str(exc), key=key) from None
+
+
+RECORDS = Form("records.jsonl", parse, to_line, lambda record: record.key, better, max_bytes=64 << 20)

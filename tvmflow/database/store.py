@@ -1,10 +1,11 @@
 """The tuning database: a folder of text files that git can hold, that two people can change at once and merge.
 
     tuning_db/llvm-x86-64-v4-2t-precise-1a2b3c4d/records.jsonl
+                                                 quarantine.jsonl
 
-One folder per target and numerics mode, in it one line per workload. Reading never fails for what a file holds: what
-is no record is a located fault. Writers take turns through a lock on the database's folder, and each file is replaced
-whole, so that it is valid at every moment.
+One folder per target and numerics mode, in it one line per workload, and one per candidate that killed its worker.
+Reading never fails for what a file holds: what is no record is a located fault. Writers take turns through a lock on
+the database's folder, and each file is replaced whole, so that it is valid at every moment.
 """
 
 from __future__ import annotations
@@ -13,20 +14,20 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from tvmflow.database import files
-from tvmflow.database.files import TIDY, Fault
+from tvmflow.database.files import TIDY, Entry, Fault, Form, LineError, Page
 from tvmflow.database.keys import KeyParts, fingerprint
 from tvmflow.database.lookup import Match, Miss, find
-from tvmflow.database.record import LineError, Record, better, parse, to_line
+from tvmflow.database.quarantine import CONVICTED, QUARANTINE, Accusation, accusation, charged
+from tvmflow.database.record import RECORDS, Record, parse, to_line
 from tvmflow.errors import DatabaseError
 
-RECORDS = "records.jsonl"
 LOCK_TIMEOUT_S = 60.0
 
 
@@ -55,6 +56,19 @@ class Added:
 
 
 @dataclass(frozen=True)
+class Accused:
+    """The quarantine, per folder of a target, and the faults of its files."""
+
+    by_folder: dict[str, tuple[Accusation, ...]]
+    faults: tuple[Fault, ...]
+
+    @property
+    def quarantined(self) -> dict[str, int]:
+        """How many candidates are in quarantine, per folder."""
+        return {folder: sum(one.count >= CONVICTED for one in group) for folder, group in self.by_folder.items()}
+
+
+@dataclass(frozen=True)
 class Store:
     """A database in a folder. It holds nothing open; every method reads what is there now."""
 
@@ -63,7 +77,7 @@ class Store:
     def read(self) -> Reading:
         """All records and faults. Raises DatabaseError where no folder is."""
         self._check_there()
-        return _reading(self._pages())
+        return _reading(self._pages(RECORDS))
 
     def lookup(self, parts: KeyParts, cpu_features: Collection[str]) -> Match | Miss:
         """`read().lookup(...)`; who has many keys to look up reads once."""
@@ -74,20 +88,14 @@ class Store:
 
         Raises DatabaseError where a record cannot be kept (nothing is written then) or the folder cannot be written.
         """
-        given: dict[str, Record] = {}
+        records = list(records)
         for record in records:
             _check_keepable(record)
-            given[record.key] = better(record, given[record.key]) if record.key in given else record
         new: list[str] = []
         improved: list[str] = []
         with self._locked():
-            for folder, group in _by_folder(given.values()).items():
-                path = self.path / folder / RECORDS
-                page = files.read(path) if path.exists() else files.Page()
-                old = {record.key: record for record in page.records}
-                merged = old | {r.key: better(r, old[r.key]) if r.key in old else r for r in group}
-                if merged != old:
-                    _write(path, merged.values(), page, page.faulty)
+            for folder, group in _by_folder(records).items():
+                old, merged = self._merge(folder, RECORDS, group)
                 new += merged.keys() - old.keys()
                 improved += [key for key in old if merged[key] != old[key]]
         return Added(tuple(sorted(new)), tuple(sorted(improved)))
@@ -104,19 +112,49 @@ class Store:
         """
         self._check_there()
         with self._locked():
-            pages = self._pages()
+            pages = self._pages(RECORDS)
             records = _reading(pages).records
             removed = tuple(record for record in records if not keep(record))
             gone = {record.key for record in removed}
             groups = _by_folder(record for record in records if record.key not in gone)
-            for path in sorted({self.path / folder / RECORDS for folder in groups} | pages.keys()):
-                page = pages.get(path, files.Page())
-                group = groups.get(path.parent.name, [])
-                if tuple(group) != page.records or (page.readable and page.faults):
-                    _write(path, group, page, () if faulty else page.faulty)
-                with suppress(OSError):  # not empty
-                    path.parent.rmdir()
+            for path in sorted({self.path / folder / RECORDS.file_name for folder in groups} | pages.keys()):
+                _tidy(path, RECORDS, pages.get(path, Page()), tuple(groups.get(path.parent.name, [])), faulty)
+            for path, page in self._pages(QUARANTINE).items():
+                _tidy(path, QUARANTINE, page, page.entries, faulty)
         return removed
+
+    def quarantined(self, parts: KeyParts) -> frozenset[str]:
+        """The candidates for this key that are not to be tried again: sha256 of the canonical JSON of their traces.
+
+        Empty where no database is yet; a faulty line is skipped, and `verify` names it.
+        """
+        page = files.read(self.path / folder_name(parts) / QUARANTINE.file_name, QUARANTINE)
+        return frozenset(one.trace_sha256 for one in page.entries
+                         if one.workload == parts.workload and one.count >= CONVICTED)  # fmt: skip
+
+    def accuse(self, parts: KeyParts, trace_sha256: str, error: str) -> None:
+        """Notes that a candidate, named by `fingerprint(trace)`, ended its worker; twice, and it is quarantined.
+
+        Raises DatabaseError where the file cannot be written.
+        """
+        new = accusation(parts.workload, trace_sha256, error)
+        path = self.path / folder_name(parts) / QUARANTINE.file_name
+        with self._locked():
+            page = files.read(path, QUARANTINE)
+            _write(path, QUARANTINE, charged(page.entries, new), page, page.faulty)
+
+    def accused(self) -> Accused:
+        """The whole quarantine. Raises DatabaseError where no folder is."""
+        self._check_there()
+        pages = self._pages(QUARANTINE)
+        faults = tuple(fault for page in pages.values() for fault in page.faults)
+        return Accused({path.parent.name: page.entries for path, page in pages.items()}, faults)
+
+    def add_accused(self, by_folder: Mapping[str, Iterable[Accusation]]) -> None:
+        """Merges another database's quarantine: of each candidate the higher count stays."""
+        with self._locked():
+            for folder, group in by_folder.items():
+                self._merge(folder, QUARANTINE, group)
 
     def verify(self, replay: Callable[[Record], str | None] | None = None) -> tuple[Fault, ...]:
         """Every fault: of the files and, with `replay`, of each record that it says something about.
@@ -124,11 +162,12 @@ class Store:
         `replay` applies a record's trace to its workload and returns what is wrong, None where all is well.
         """
         reading = self.read()
+        faults = reading.faults + self.accused().faults
         if replay is None:
-            return reading.faults
+            return faults
         found = [(record, replay(record)) for record in reading.records]
-        return reading.faults + tuple(
-            Fault(self.path / folder_name(record.parts) / RECORDS, 0, record.key, what,
+        return faults + tuple(
+            Fault(self.path / folder_name(record.parts) / RECORDS.file_name, 0, record.key, what,
                   f"tune it again, or remove it: `tvmflow db prune --key {record.key[:12]}`")
             for record, what in found if what is not None
         )  # fmt: skip
@@ -138,9 +177,21 @@ class Store:
             raise DatabaseError(f"{self.path}: no tuning database is there",
                                 "give its folder; `tvmflow tune` makes one")  # fmt: skip
 
-    def _pages(self) -> dict[Path, files.Page]:
-        paths = sorted(self.path.glob(f"*/{RECORDS}"))
-        return {path: files.read(path) for path in paths}
+    def _pages(self, form: Form[Entry]) -> dict[Path, Page[Entry]]:
+        paths = sorted(self.path.glob(f"*/{form.file_name}"))
+        return {path: files.read(path, form) for path in paths}
+
+    def _merge(
+        self, folder: str, form: Form[Entry], group: Iterable[Entry]
+    ) -> tuple[dict[str, Entry], dict[str, Entry]]:
+        """Puts entries into one file, under the lock; returns by key what was there and what is there now."""
+        path = self.path / folder / form.file_name
+        page = files.read(path, form)
+        old = {form.key(entry): entry for entry in page.entries}
+        merged = files.joined(form, (*page.entries, *group))
+        if merged != old:
+            _write(path, form, merged.values(), page, page.faulty)
+        return old, merged
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -168,17 +219,15 @@ def folder_name(parts: KeyParts) -> str:
     return f"{readable}-{fingerprint({'target': parts.target, 'numerics': parts.numerics})[:8]}"
 
 
-def _reading(pages: dict[Path, files.Page]) -> Reading:
-    records: dict[str, Record] = {}
+def _reading(pages: dict[Path, Page[Record]]) -> Reading:
     faults: list[Fault] = []
     for path, page in pages.items():
         faults += page.faults
-        for record in page.records:
-            records[record.key] = better(record, records[record.key]) if record.key in records else record
-        astray = [record for record in page.records if folder_name(record.parts) != path.parent.name]
+        astray = [record for record in page.entries if folder_name(record.parts) != path.parent.name]
         if astray:
             what = f"{len(astray)} records of other targets, the first for {folder_name(astray[0].parts)}"
             faults.append(Fault(path, 0, astray[0].key, what, TIDY, skipped=False))
+    records = files.joined(RECORDS, (record for page in pages.values() for record in page.entries))
     return Reading(tuple(records[key] for key in sorted(records)), tuple(faults))
 
 
@@ -200,10 +249,20 @@ def _check_keepable(record: Record) -> None:
     raise DatabaseError(f"the record of {record.name[:100]} cannot be kept: {what}", "this is a bug of its maker")
 
 
-def _write(path: Path, records: Iterable[Record], page: files.Page, faulty: tuple[files.Span, ...]) -> None:
+def _tidy(path: Path, form: Form[Entry], page: Page[Entry], entries: tuple[Entry, ...], faulty: bool) -> None:
+    """Writes a file anew where it holds anything but `entries` in order; without `faulty` its faulty lines stay."""
+    if entries != page.entries or (page.readable and page.faults):
+        _write(path, form, entries, page, () if faulty else page.faulty)
+    with suppress(OSError):  # not empty
+        path.parent.rmdir()
+
+
+def _write(
+    path: Path, form: Form[Entry], entries: Iterable[Entry], page: Page[Entry], faulty: tuple[files.Span, ...]
+) -> None:
     if not page.readable:
         raise DatabaseError(str(page.faults[0]), page.faults[0].fix)
-    files.write(path, sorted(records, key=lambda record: record.key), faulty)
+    files.write(path, form, entries, faulty)
 
 
 def _wait_for_lock(handle: int, path: Path) -> None:

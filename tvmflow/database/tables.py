@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from tvmflow.database.record import Record, to_line
@@ -31,16 +31,17 @@ def records(rows: Iterable[Record]) -> pd.DataFrame:
     return pd.DataFrame(values, columns=list(columns)).astype(columns)
 
 
-def stats(rows: Iterable[Record]) -> pd.DataFrame:
+def stats(rows: Iterable[Record], quarantined: Mapping[str, int]) -> pd.DataFrame:
     """One row per target: records, median GFLOP/s, bytes, the versions of TVM they were tuned with, days of the
-    first and last."""  # fmt: skip
+    first and last, and the candidates in its quarantine, which `quarantined` holds by target."""  # fmt: skip
     groups = records(rows).groupby("target", as_index=False)
     table = groups.agg(
         records=("key", "size"), speed=("GFLOP/s", "median"), bytes=("bytes", "sum"),
         tvm=("tvm", lambda versions: ", ".join(sorted(set(versions)))), first=("date", "min"), last=("date", "max"),
     )  # fmt: skip
     days = {name: table[name].str.slice(0, 10) for name in ("first", "last")}
-    return table.assign(**days).rename(columns={"speed": "median GFLOP/s"})
+    dead = table["target"].map(lambda target: quarantined.get(target, 0))
+    return table.assign(**days, quarantined=dead).rename(columns={"speed": "median GFLOP/s"})
 
 
 def diff(ours: Iterable[Record], theirs: Iterable[Record]) -> pd.DataFrame:
