@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmflow import artifact, bench, config, frontend
+from tvmflow import artifact, bench, config, frontend, kernel_check
 from tvmflow.artifact import CONSTANTS, LIBRARY
 from tvmflow.config import Config
 from tvmflow.errors import CompileError, ConfigError, OutputError, TvmflowError
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from tvmflow.build.tuned import Applied
     from tvmflow.graph.passes import Step
+    from tvmflow.graph.replacement import Replacement
     from tvmflow.target import Target
 
 
@@ -43,14 +44,17 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
     target = chosen.target
     linker = library.linker(target)
     _check_names(cfg, model.signature)
+    replaced: list[Replacement] = []
     with chosen.entered(), _cuda_step(cfg, target) as cuda:
         with log.stage("graph"):
-            prepared, choice = prepare(cfg, model, target.kind, log.after)
+            prepared, choice = prepare(cfg, model, target.kind, log.after, replaced.append)
             tuned = _tuned(cfg, prepared, target)
             packed = passes.run(tuned.mod, passes.pack_steps(target.kind, cfg.graph.prepack), log.after)
             scheduled = passes.run(packed, passes.schedule_steps(target.kind), log.after)
             stripped, weights = constants.externalise(scheduled)
             lowered = passes.run(stripped, passes.lower_steps(), log.after)
+        with log.stage("user kernels"):
+            checked = kernel_check.notes(cfg, replaced, chosen)
         with log.stage("code generation"):
             library.write_library(lowered, chosen.tvm_target, linker, folder)
             if cuda is not None and target.arch is not None:
@@ -75,7 +79,7 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
         stages=tuple(log.stages),
         peak_rss_bytes=0,
         cuda=cuda,
-        notes=(*model.notes, *tuned.notes, *_warnings(cfg)),
+        notes=(*model.notes, *tuned.notes, *checked, *_warnings(cfg)),
         verdict=None,
     )
 
@@ -155,6 +159,7 @@ def passes(cfg: Config) -> dict[str, list[tuple[str, str]]]:
     phases = {
         "simplify": pipeline.simplify_steps(),
         f"layout = {cfg.graph.layout}": pipeline.layout_steps() if cfg.graph.layout != "keep" else (),
+        "user kernels": pipeline.user_steps(cfg.kernels, lambda replacement: None),
         "fuse": pipeline.fuse_steps(kind, prepack),
         "pack weights": pipeline.pack_steps(kind, prepack),
         "schedule": pipeline.schedule_steps(kind),

@@ -12,7 +12,7 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import tomli_w
 from pydantic import (
@@ -117,6 +117,19 @@ class GraphSection(Section):
     """More transposes and layout transforms than this in the finished graph are an error."""
 
 
+class KernelSection(Section):
+    entry: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    """"package.module:function" that returns a PrimFunc, a Schedule, or None for a call that it does not take."""
+    folder: Path = Path()
+    """Where `entry`'s package is looked for, beside Python's own path; the config file's folder unless stated."""
+    replaces: str | Annotated[tuple[str, ...], Field(min_length=1)]
+    """An operator, e.g. "matmul", or several in the order in which they run, e.g. ["matmul", "add", "gelu"]."""
+
+    @property
+    def operators(self) -> tuple[str, ...]:
+        return (self.replaces,) if isinstance(self.replaces, str) else self.replaces
+
+
 class TuningSection(Section):
     database: Path | None = None
     """The folder of tuning records: `tune` adds to it, `compile` builds from it. Without one, nothing is tuned."""
@@ -162,6 +175,7 @@ class Config(Section):
     target: TargetSection = TargetSection()
     numerics: NumericsSection = NumericsSection()
     graph: GraphSection = GraphSection()
+    kernels: dict[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], KernelSection] = {}
     tuning: TuningSection = TuningSection()
     verify: VerifySection = VerifySection()
 
@@ -195,8 +209,7 @@ def from_dict(
 ) -> Config:
     """Builds a Config from plain values. `source` names their origin in messages, relative paths start at `folder`."""
     merged = json.loads(json.dumps(raw, default=str))
-    for section, key in (("model", "path"), ("model", "folder"), ("verify", "inputs"), ("tuning", "database")):
-        table = merged.get(section)
+    for table, key in _path_keys(merged):
         if isinstance(table, dict) and isinstance(table.get(key, ""), str) and (key in table or key == "folder"):
             table[key] = str(folder.absolute() / table.get(key, ""))
     for override in overrides:
@@ -255,6 +268,15 @@ def schema() -> dict[str, Any]:
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}
 
 
+def _path_keys(raw: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
+    """Every table of a config file that may hold a path, and the path's key in it."""
+    for section, key in (("model", "path"), ("model", "folder"), ("verify", "inputs"), ("tuning", "database")):
+        yield raw.get(section), key
+    kernels = raw.get("kernels")
+    for kernel in kernels.values() if isinstance(kernels, dict) else ():
+        yield kernel, "folder"
+
+
 def _merge(values: dict[str, Any], override: Mapping[str, Any]) -> None:
     for key, value in override.items():
         if isinstance(value, Mapping) and isinstance(values.get(key), dict):
@@ -300,13 +322,18 @@ def _is_union_tag(raw: Mapping[str, Any], loc: tuple[Any, ...], part: Any) -> bo
 
 
 def _known_names(place: list[Any]) -> list[str]:
+    def is_section(annotation: object) -> bool:
+        return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
     section: Any = Config
     for step in place:
-        field = section.model_fields.get(step)
-        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+        if get_origin(section) is dict:  # a table of sections, whose names are the user's
+            section = get_args(section)[1]
+        elif is_section(section) and step in section.model_fields:
+            section = section.model_fields[step].annotation
+        else:
             return []
-        section = field.annotation
-    return list(section.model_fields)
+    return list(section.model_fields) if is_section(section) else []
 
 
 def _missing_files(config: Config) -> Iterator[str]:

@@ -144,7 +144,7 @@ def _with_verdict(cfg: Config, folder: Path, manifest: Manifest, options: Option
 def _verdict_of_twin(cfg: Config, options: Options) -> Verdict:
     """Builds the same model for this CPU and verifies that: it proves the import, not the kernels of the target."""
     section = config.TargetSection()
-    twin = cfg.model_copy(update={"target": section, "numerics": config.NumericsSection()})
+    twin = cfg.model_copy(update={"target": section, "numerics": config.NumericsSection(), "kernels": {}})
     with tempfile.TemporaryDirectory(prefix="tvmflow-") as name:
         manifest = _build(twin, Path(name), Options(on_event=options.on_event))
         verdict = proof.verdict(twin, Path(name), manifest, options.on_event)

@@ -47,7 +47,7 @@ class Kernel(Noun):
     """One compiled kernel and where its schedule comes from."""
 
     name: str
-    origin: Literal["tuned", "default schedule", "unscheduled", "external"]
+    origin: Literal["tuned", "default schedule", "unscheduled", "external", "user"]
     rule: str
     calls: int
     """In how many places of the graph it is called; of an If, one run takes one branch."""

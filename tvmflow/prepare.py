@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from tvmflow.frontend.model import Model
     from tvmflow.graph.layouts import LayoutChoice
     from tvmflow.graph.passes import AfterStep
+    from tvmflow.graph.replacement import OnReplaced
     from tvmflow.target import Target
 
 
@@ -45,16 +46,20 @@ def setting(cfg: Config) -> Setting:
     return Setting(target, tvm_target, numerics.pass_config(cfg.numerics))
 
 
-def prepare(cfg: Config, model: Model, kind: str, after: AfterStep) -> tuple[tvm.IRModule, LayoutChoice]:
+def prepare(
+    cfg: Config, model: Model, kind: str, after: AfterStep, on_replaced: OnReplaced = lambda replacement: None
+) -> tuple[tvm.IRModule, LayoutChoice]:
     """The module of fused, legal kernels, and the layout chosen on the way. Call it inside `Setting.entered`.
 
-    Raises BudgetError where the layout takes more transforms than the config allows.
+    `on_replaced` is called for each place where a user's kernel replaces operators. Raises BudgetError where the
+    layout takes more transforms than the config allows, ConfigError where a user's kernel cannot be used.
     """
     from tvmflow.graph import layouts, passes
 
     choice = layouts.choose(model.mod, cfg.graph.layout, after)
     layouts.check_budget(choice.transforms, cfg.graph.max_layout_transforms)
-    return passes.run(choice.mod, passes.fuse_steps(kind, cfg.graph.prepack), after), choice
+    steps = (*passes.user_steps(cfg.kernels, on_replaced), *passes.fuse_steps(kind, cfg.graph.prepack))
+    return passes.run(choice.mod, steps, after), choice
 
 
 def _detected_arch(cfg: Config) -> str | None:

@@ -28,7 +28,7 @@ from tvmflow.database.keys import KeyParts
 from tvmflow.target import Target
 
 PREPARATION = 1  # raised whenever the graph stage or `canonical` changes what reaches tuning
-NAME_ATTRS = ("global_symbol", "op_pattern", "tvmflow.rule")
+NAME_ATTRS = ("global_symbol", "op_pattern", "tvmflow.rule", "tvmflow.user_kernel")
 STRING = re.compile(r'(T\.sblock\()"([^"]*)"')
 
 

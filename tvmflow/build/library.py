@@ -19,12 +19,14 @@ from tvm.tirx import IntImm, PrimFunc
 from tvmflow.artifact import ALIGNMENT, CONSTANTS, LIBRARY
 from tvmflow.errors import CompileError, UnsupportedError
 from tvmflow.kernels.default import RULE_ATTR, UNSCHEDULED
+from tvmflow.kernels.user import USER_ATTR
 from tvmflow.manifest import Constant, Kernel
 from tvmflow.target import Target
 
 # Functions of TVM's run time that a library may call beside its own kernels: compiled code, part of every deployment.
 EXTERNAL_CALL = re.compile(r'call_(?:c?packed|extern)\((?:"\w+", )?"([\w.]+)"')
 RUNTIME_FUNCTIONS = ("tvm.contrib.sort.", "tvm.contrib.random.", "runtime.", "vm.builtin.")
+Origin = Literal["tuned", "default schedule", "unscheduled", "external", "user"]
 CROSS_COMPILERS = {"aarch64": "aarch64-linux-gnu-gcc", "x86_64": "x86_64-linux-gnu-gcc"}
 
 
@@ -86,8 +88,15 @@ def contents(scheduled: tvm.IRModule, lowered: tvm.IRModule) -> Contents:
     return Contents(tuple(sorted(kernels, key=lambda k: k.name)), storage)
 
 
-def _origin(function: PrimFunc) -> tuple[Literal["tuned", "default schedule", "unscheduled", "external"], str]:
+def _origin(function: PrimFunc) -> tuple[Origin, str]:
     """Where a kernel's code comes from, and the rule of its schedule or the function that it calls."""
+    origin, rule = _schedule_of(function)
+    if USER_ATTR not in function.attrs:
+        return origin, rule
+    return ("tuned" if origin == "tuned" else "user"), f"user kernel {function.attrs[USER_ATTR]}: {rule}"
+
+
+def _schedule_of(function: PrimFunc) -> tuple[Origin, str]:
     done = "tirx.is_scheduled" in function.attrs and RULE_ATTR not in function.attrs  # by TVM's own rules
     rule = str(function.attrs.get(RULE_ATTR, UNSCHEDULED))
     if rule != UNSCHEDULED:

@@ -11,6 +11,7 @@ from tvmflow import tasks
 from tvmflow.config import NumericsSection
 from tvmflow.database import Match, Reading
 from tvmflow.kernels.default import RULE_ATTR
+from tvmflow.kernels.user import USER_ATTR
 from tvmflow.target import Target
 
 
@@ -41,7 +42,8 @@ def apply(prepared: tvm.IRModule, reading: Reading, target: Target, numerics: Nu
         rule = f"record {found.record.key[:12]}, {found.record.gflops:.0f} GFLOP/s when tuned"
         if not found.exact:
             rule += f", for {found.record.parts.target['mcpu']}"
-        functions[var] = schedule.mod["main"].without_attr("global_symbol").with_attrs(
-            {RULE_ATTR: rule, "tirx.is_scheduled": True}
-        )
+        attrs = {RULE_ATTR: rule, "tirx.is_scheduled": True}
+        if USER_ATTR in function.attrs:
+            attrs[USER_ATTR] = function.attrs[USER_ATTR]
+        functions[var] = schedule.mod["main"].without_attr("global_symbol").with_attrs(attrs)
     return Applied(tvm.IRModule(functions, attrs=prepared.attrs), tuple(notes))

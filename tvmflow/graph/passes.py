@@ -8,7 +8,7 @@ is the only hook between passes.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import tvm
@@ -17,8 +17,10 @@ from tvm.relax import transform
 from tvm.relax.backend import DispatchSampling, DispatchSortScan
 from tvm.s_tir import dlight
 
+from tvmflow.config import KernelSection
 from tvmflow.graph.constants import FoldExactly
 from tvmflow.graph.packing import SplitRepacking
+from tvmflow.graph.replacement import OnReplaced, ReplaceOperators
 from tvmflow.kernels.default import DefaultSchedule
 
 # Transposed convolutions stay as they are: TVM has no kernel for them in NHWC.
@@ -31,7 +33,7 @@ class Step:
 
     name: str
     why: str
-    apply: tvm.ir.transform.Pass
+    apply: tvm.ir.transform.Pass | Callable[[tvm.IRModule], tvm.IRModule]
 
 
 # Called after each step with the step, the module it made, and the seconds it took.
@@ -62,6 +64,16 @@ def layout_steps() -> tuple[Step, ...]:
         Step("FoldExactly", "transposed weights become the weights", FoldExactly()),
         Step("FoldConstant", "compute what became constant", transform.FoldConstant()),
         Step("DeadCodeElimination", "drop what the new layout left unused", transform.DeadCodeElimination()),
+    )
+
+
+def user_steps(kernels: Mapping[str, KernelSection], on_replaced: OnReplaced) -> tuple[Step, ...]:
+    """The kernels that a config names, in place of the operators that they replace."""
+    if not kernels:
+        return ()
+    return (
+        Step("ReplaceOperators", f"user kernels: {', '.join(kernels)}", ReplaceOperators(kernels, on_replaced)),
+        Step("DeadCodeElimination", "drop the operators that they replaced", transform.DeadCodeElimination()),
     )
 
 
