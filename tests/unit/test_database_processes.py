@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 from database_records import record_of
 
-from tvmflow.database import Store
+from tvmflow.database import Store, lock
 from tvmflow.database.record import pack, to_line
+from tvmflow.errors import DatabaseError
 
 PYTHON = f"""
 import sys
@@ -113,11 +114,8 @@ def test_a_hostile_file_does_not_exhaust_memory(hostile: str, tmp_path: Path) ->
 
 
 def test_a_writer_that_was_stopped_is_not_waited_for_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tvmflow.database import store as stores
-    from tvmflow.errors import DatabaseError
-
-    monkeypatch.setattr(stores, "LOCK_TIMEOUT_S", 0.05)
-    with Store(tmp_path)._locked(), pytest.raises(DatabaseError, match="another process"):
+    monkeypatch.setattr(lock, "LOCK_TIMEOUT_S", 0.05)
+    with lock.locked(tmp_path), pytest.raises(DatabaseError, match="another process"):
         Store(tmp_path).add([record_of()])
     Store(tmp_path).add([record_of()])
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -256,9 +256,33 @@ def test_prune_removes_and_leaves_nothing_empty(store: Store) -> None:
 
 
 def test_verify_replays_each_record(store: Store) -> None:
-    def replay(record: Record) -> str | None:
-        return "does not apply" if record.key == KEYS[1] else None
+    def replay(records: Sequence[Record]) -> dict[str, str]:
+        assert [record.key for record in records] == sorted(KEYS)
+        return {KEYS[1]: "does not apply"}
 
     assert store.verify() == ()
     (fault,) = store.verify(replay)
     assert (fault.path, fault.key, fault.what) == (file_of(store), KEYS[1], "does not apply")
+    assert json.loads(file_of(store).read_text().splitlines()[fault.line - 1])["key"] == KEYS[1]
+
+
+@pytest.mark.parametrize("other", ["setup.py", "src/a.c", "records.jsonl", "a/b/records.jsonl"])
+def test_a_folder_of_something_else_is_no_database(tmp_path: Path, other: str) -> None:
+    path = tmp_path / other
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("{}")
+    for action in (Store(tmp_path).read, Store(tmp_path).verify, Store(tmp_path).accused):
+        with pytest.raises(DatabaseError, match=rf"it holds {other.split('/')[0]} and no file of records"):
+            action()
+    with pytest.raises(DatabaseError, match="no file of records"):
+        Store(tmp_path).prune(lambda record: True)
+    Store(tmp_path).add([record_of()])
+    assert len(Store(tmp_path).read().records) == 1, "a database may stand beside other things"
+
+
+def test_a_database_without_records_is_one(tmp_path: Path) -> None:
+    (tmp_path / "llvm-x-2t-precise-00000000").mkdir()
+    (tmp_path / "llvm-x-2t-precise-00000000" / ".records.killed").touch()
+    (tmp_path / ".gitkeep").touch()
+    (tmp_path / "README.md").touch()
+    assert Store(tmp_path).verify() == ()

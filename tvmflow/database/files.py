@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Generic, TypeVar
 
@@ -53,7 +53,7 @@ class LineError(Exception):
 
     def __init__(self, what: str, fix: str = WHOLE, key: str | None = None) -> None:
         super().__init__(what)
-        self.what = re.sub(r"[^ -~]", "?", what)[:500]  # it may quote the line, which anybody may have written
+        self.what = shown(what)  # it may quote the line, which anybody may have written
         self.fix, self.key = fix, key
 
 
@@ -83,6 +83,13 @@ class Page(Generic[Entry]):
     faults: tuple[Fault, ...] = ()
     faulty: tuple[Span, ...] = ()
     readable: bool = True
+    places: Mapping[str, int] = field(default_factory=dict)
+    """The line of each entry by its key."""
+
+
+def shown(text: str) -> str:
+    """What somebody else wrote, fit for a terminal and a line."""
+    return re.sub(r"[^ -~]", "?", text)[:500]
 
 
 def body_of(line: bytes) -> dict[str, object]:
@@ -132,8 +139,9 @@ def read_stream(stream: BinaryIO, path: Path, form: Form[Entry]) -> Page[Entry]:
     faults: list[Fault] = []
     faulty: list[Span] = []
     order: list[str] = []
+    places: dict[str, int] = {}
     dropped = 0
-    for number, span, line in _lines(stream):
+    for number, span, line in lines(stream):
         try:
             entry = form.parse(line)
         except LineError as exc:
@@ -144,11 +152,13 @@ def read_stream(stream: BinaryIO, path: Path, form: Form[Entry]) -> Page[Entry]:
             continue
         order.append(key := form.key(entry))
         entries[key] = form.better(entry, entries[key]) if key in entries else entry
+        if entries[key] is entry:
+            places[key] = number
     if dropped:
         faults.append(Fault(path, 0, None, f"{dropped} more lines hold no record", faults[0].fix))
     if order != sorted(set(order)):
         faults.append(Fault(path, 0, None, "not sorted by key, or a key twice; the best record is used", TIDY, False))
-    return Page(tuple(entries[key] for key in sorted(entries)), tuple(faults), tuple(faulty))
+    return Page(tuple(entries[key] for key in sorted(entries)), tuple(faults), tuple(faulty), places=places)
 
 
 def write(path: Path, form: Form[Entry], entries: Iterable[Entry], faulty: tuple[Span, ...] = ()) -> None:
@@ -179,18 +189,10 @@ def write(path: Path, form: Form[Entry], entries: Iterable[Entry], faulty: tuple
     _sync_folder(path.parent)
 
 
-def spans(stream: BinaryIO, wanted: tuple[Span, ...]) -> Iterator[bytes]:
-    """The bytes of these spans, in chunks."""
-    for start, end in wanted:
-        stream.seek(start)
-        while chunk := stream.read(min(CHUNK_BYTES, end - stream.tell())):
-            yield chunk
-
-
-def _lines(stream: BinaryIO) -> Iterator[tuple[int, Span, bytes]]:
+def lines(stream: BinaryIO, max_bytes: int = MAX_LINE_BYTES) -> Iterator[tuple[int, Span, bytes]]:
     """Each line that is not blank: number, place, text; of an overlong one only so much that this can be seen."""
     number = start = 0
-    while line := stream.readline(MAX_LINE_BYTES + 2):
+    while line := stream.readline(max_bytes + 2):
         number += 1
         tail = line
         while not tail.endswith(b"\n") and (tail := stream.readline(CHUNK_BYTES)):
@@ -199,6 +201,14 @@ def _lines(stream: BinaryIO) -> Iterator[tuple[int, Span, bytes]]:
         if line.strip():
             yield number, (start, end), line.rstrip(b"\r\n")
         start = end
+
+
+def spans(stream: BinaryIO, wanted: tuple[Span, ...]) -> Iterator[bytes]:
+    """The bytes of these spans, in chunks."""
+    for start, end in wanted:
+        stream.seek(start)
+        while chunk := stream.read(min(CHUNK_BYTES, end - stream.tell())):
+            yield chunk
 
 
 def _join(faulty: list[Span], span: Span) -> None:

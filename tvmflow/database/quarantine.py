@@ -5,13 +5,12 @@ A line accuses one trace on one workload. It holds no more of the trace than its
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from typing import Annotated
 
 from pydantic import Field, ValidationError
 
-from tvmflow.database.files import Form, LineError, body_of
+from tvmflow.database.files import Form, LineError, body_of, shown
 from tvmflow.database.keys import Part, canonical
 
 FORMAT_VERSION = 1
@@ -39,7 +38,7 @@ class Accusation(Part):
 
 def accusation(workload: str, trace_sha256: str, error: str) -> Accusation:
     """A first accusation; of `error` so much is kept as can be shown in a line."""
-    return Accusation(workload=workload, trace_sha256=trace_sha256, error=re.sub(r"[^ -~]", "?", error)[:200], count=1)
+    return Accusation(workload=workload, trace_sha256=trace_sha256, error=shown(error)[:200], count=1)
 
 
 def charged(known: Iterable[Accusation], new: Accusation) -> tuple[Accusation, ...]:

@@ -10,25 +10,27 @@ the database's folder, and each file is replaced whole, so that it is valid at e
 
 from __future__ import annotations
 
-import fcntl
-import os
 import re
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from tvmflow.database import files
 from tvmflow.database.files import TIDY, Entry, Fault, Form, LineError, Page
 from tvmflow.database.keys import KeyParts, fingerprint
+from tvmflow.database.lock import locked
 from tvmflow.database.lookup import Match, Miss, find
 from tvmflow.database.quarantine import CONVICTED, QUARANTINE, Accusation, accusation, charged
 from tvmflow.database.record import RECORDS, Record, parse, to_line
 from tvmflow.errors import DatabaseError
 
-LOCK_TIMEOUT_S = 60.0
+FORMS: tuple[Form[Any], ...] = (RECORDS, QUARANTINE)
+
+Replay = Callable[[Sequence[Record]], Mapping[str, str]]
+"""Applies the trace of each record to its workload; what is wrong, by key, for those where not all is well."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,7 @@ class Store:
             _check_keepable(record)
         new: list[str] = []
         improved: list[str] = []
-        with self._locked():
+        with locked(self.path):
             for folder, group in _by_folder(records).items():
                 old, merged = self._merge(folder, RECORDS, group)
                 new += merged.keys() - old.keys()
@@ -104,6 +106,18 @@ class Store:
         """`add` for one record."""
         self.add([record])
 
+    def replace(self, record: Record, old: Record) -> None:
+        """Puts `record` where `old` is, though it be slower: it was measured with more care.
+
+        Where another record stands there meanwhile, the better one stays. Raises DatabaseError like `add`.
+        """
+        _check_keepable(record)
+        path = self.path / folder_name(record.parts) / RECORDS.file_name
+        with locked(self.path):
+            page = files.read(path, RECORDS)
+            merged = files.joined(RECORDS, (*(one for one in page.entries if one != old), record))
+            _write(path, RECORDS, merged.values(), page, page.faulty)
+
     def prune(self, keep: Callable[[Record], bool], faulty: bool = False) -> tuple[Record, ...]:
         """Removes the records that `keep` refuses, and with `faulty` the lines that hold none; returns the removed.
 
@@ -111,7 +125,7 @@ class Store:
         whole stays as it is. Raises DatabaseError where no folder is or it cannot be written.
         """
         self._check_there()
-        with self._locked():
+        with locked(self.path):
             pages = self._pages(RECORDS)
             records = _reading(pages).records
             removed = tuple(record for record in records if not keep(record))
@@ -139,7 +153,7 @@ class Store:
         """
         new = accusation(parts.workload, trace_sha256, error)
         path = self.path / folder_name(parts) / QUARANTINE.file_name
-        with self._locked():
+        with locked(self.path):
             page = files.read(path, QUARANTINE)
             _write(path, QUARANTINE, charged(page.entries, new), page, page.faulty)
 
@@ -152,34 +166,37 @@ class Store:
 
     def add_accused(self, by_folder: Mapping[str, Iterable[Accusation]]) -> None:
         """Merges another database's quarantine: of each candidate the higher count stays."""
-        with self._locked():
+        with locked(self.path):
             for folder, group in by_folder.items():
                 self._merge(folder, QUARANTINE, group)
 
-    def verify(self, replay: Callable[[Record], str | None] | None = None) -> tuple[Fault, ...]:
-        """Every fault: of the files and, with `replay`, of each record that it says something about.
-
-        `replay` applies a record's trace to its workload and returns what is wrong, None where all is well.
-        """
-        reading = self.read()
+    def verify(self, replay: Replay | None = None) -> tuple[Fault, ...]:
+        """Every fault: of the files and, with `replay`, of each record that it says something about."""
+        self._check_there()
+        pages = self._pages(RECORDS)
+        reading = _reading(pages)
         faults = reading.faults + self.accused().faults
-        if replay is None:
-            return faults
-        found = [(record, replay(record)) for record in reading.records]
+        wrong = replay(reading.records) if replay is not None else {}
         return faults + tuple(
-            Fault(self.path / folder_name(record.parts) / RECORDS.file_name, 0, record.key, what,
+            Fault(*_place(pages, record), record.key, wrong[record.key],
                   f"tune it again, or remove it: `tvmflow db prune --key {record.key[:12]}`")
-            for record, what in found if what is not None
+            for record in reading.records if record.key in wrong
         )  # fmt: skip
 
     def _check_there(self) -> None:
+        """Raises DatabaseError where no database is: no folder, or one of something else."""
+        hint = "give the folder that `tvmflow tune` made"
         if not self.path.is_dir():
-            raise DatabaseError(f"{self.path}: no tuning database is there",
-                                "give its folder; `tvmflow tune` makes one")  # fmt: skip
+            raise DatabaseError(f"{self.path}: no tuning database is there", hint)
+        names = sorted(path.name for path in self.path.iterdir() if not _may_be_beside(path))
+        if names and not any(self._paths(form) for form in FORMS):
+            raise DatabaseError(f"{self.path}: no tuning database: it holds {names[0]} and no file of records", hint)
+
+    def _paths(self, form: Form[Entry]) -> list[Path]:
+        return sorted(self.path.glob(f"*/{form.file_name}"))
 
     def _pages(self, form: Form[Entry]) -> dict[Path, Page[Entry]]:
-        paths = sorted(self.path.glob(f"*/{form.file_name}"))
-        return {path: files.read(path, form) for path in paths}
+        return {path: files.read(path, form) for path in self._paths(form)}
 
     def _merge(
         self, folder: str, form: Form[Entry], group: Iterable[Entry]
@@ -192,22 +209,6 @@ class Store:
         if merged != old:
             _write(path, form, merged.values(), page, page.faulty)
         return old, merged
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Holds the database for one writer. Raises DatabaseError for whatever the system refuses meanwhile."""
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                _wait_for_lock(handle, self.path)
-                yield
-            finally:
-                fcntl.flock(handle, fcntl.LOCK_UN)  # a process forked meanwhile has the handle too
-                os.close(handle)
-        except OSError as exc:
-            raise DatabaseError(f"{exc.filename or self.path}: cannot be written: {exc.strerror or exc}",
-                                "check permissions and space; what was there before is whole") from None  # fmt: skip
 
 
 def folder_name(parts: KeyParts) -> str:
@@ -229,6 +230,19 @@ def _reading(pages: dict[Path, Page[Record]]) -> Reading:
             faults.append(Fault(path, 0, astray[0].key, what, TIDY, skipped=False))
     records = files.joined(RECORDS, (record for page in pages.values() for record in page.entries))
     return Reading(tuple(records[key] for key in sorted(records)), tuple(faults))
+
+
+def _place(pages: dict[Path, Page[Record]], record: Record) -> tuple[Path, int]:
+    """The file and line from which a record was read."""
+    path, page = next((path, page) for path, page in pages.items() if record in page.entries)
+    return path, page.places[record.key]
+
+
+def _may_be_beside(path: Path) -> bool:
+    """Whether something in a folder says nothing against its being a database without records."""
+    if path.is_dir():
+        return all(inner.name.startswith(".") for inner in path.iterdir())  # a first writer was killed
+    return path.name.startswith(".") or path.suffix == ".md"
 
 
 def _by_folder(records: Iterable[Record]) -> dict[str, list[Record]]:
@@ -263,15 +277,3 @@ def _write(
     if not page.readable:
         raise DatabaseError(str(page.faults[0]), page.faults[0].fix)
     files.write(path, form, entries, faulty)
-
-
-def _wait_for_lock(handle: int, path: Path) -> None:
-    deadline = time.monotonic() + LOCK_TIMEOUT_S
-    while True:
-        try:
-            return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise DatabaseError(f"{path}: another process has been writing to it for {LOCK_TIMEOUT_S:.0f} s",
-                                    "see which with `fuser`, and end it") from None  # fmt: skip
-            time.sleep(0.01)
