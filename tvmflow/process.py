@@ -57,7 +57,8 @@ def call(
     """Calls `function` ("package.module:name") with `args` in a process of its own.
 
     `what` names the work in messages ("building the library"). `env` adds variables; variables by which TVM's
-    behaviour could be changed from outside are not passed on. `on_event` receives what the child passes to `emit`.
+    behaviour could be changed from outside are not passed on. `on_event` receives what the child passes to `emit`;
+    where it crashed, the message holds the last text.
     Returns the value and what it cost. Raises the child's TvmflowError, or `error` when the child crashed or raised
     anything else; its traceback and output are then in `details`.
     """
@@ -73,7 +74,7 @@ def call(
         )
         os.close(write_fd)
         try:
-            reply = _exchange(child, read_fd, (function, args), on_event)
+            reply, doing = _exchange(child, read_fd, (function, args), on_event)
             status, peak_rss_bytes = _wait(child)
         except BaseException:
             _kill(child)
@@ -81,6 +82,8 @@ def call(
         log.seek(max(0, log.seek(0, os.SEEK_END) - 64_000))
         output = log.read().decode(errors="replace")
     usage = Usage(time.monotonic() - started, peak_rss_bytes)
+    if reply is None and isinstance(doing, str):
+        what = f"{what} ({doing})"
     return _value_of(reply, status, what, error, output), usage
 
 
@@ -92,21 +95,23 @@ def emit(event: object) -> None:
 
 def _exchange(
     child: subprocess.Popen[bytes], read_fd: int, request: object, on_event: Callable[[Any], None] | None
-) -> tuple[str, Any] | None:
-    """Sends the request, passes events on, and returns the reply, or None where the child died without one."""
-    reply = None
+) -> tuple[tuple[str, Any] | None, object]:
+    """Sends the request, passes events on, and returns the reply, None where the child died, and the last event."""
+    reply, last = None, None
     with os.fdopen(read_fd, "rb") as replies:
         try:
             with child.stdin or os.fdopen(os.devnull) as stdin:  # type: ignore[call-overload] # stdin is a pipe
                 stdin.write(pickle.dumps(request))
         except BrokenPipeError:
-            return None
+            return None, None
         while message := _receive(replies):
             if message[0] != "event":
                 reply = message
-            elif on_event is not None:
-                on_event(message[1])
-    return reply
+                continue
+            last = message[1]
+            if on_event is not None:
+                on_event(last)
+    return reply, last
 
 
 def _wait(child: subprocess.Popen[bytes]) -> tuple[int, int]:

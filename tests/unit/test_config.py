@@ -57,6 +57,11 @@ BAD = {
         ENTRY + "[verify.ranges]\ni = [9, 2]", "verify.ranges.i: the lowest value 9 is above the highest 2",
     ),
     "no such folder": (ENTRY + 'folder = "nowhere"', "model.folder: no such file: {folder}/nowhere"),
+    "a kernel without an entry": (ENTRY + '[kernels.a]\nreplaces = "matmul"', "kernels.a.entry: missing"),
+    "unknown key of a kernel": (
+        ENTRY + '[kernels.a]\nentry = "m:f"\nreplaces = ["matmul"]\nreplace = 1',
+        "kernels.a.replace: unknown key, did you mean `replaces`?",
+    ),
     "no seeds": (
         ENTRY + "[verify]\nseeds = []", "verify.seeds: tuple should have at least 1 item after validation, not 0",
     ),

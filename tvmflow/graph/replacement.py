@@ -1,7 +1,7 @@
 """Puts the user's kernels in place of the operators that their patterns match.
 
-A pattern lists operators in the order in which they run; each takes a result of one before it, and only the last one's
-result is used elsewhere. So a chain matches, and so does a diamond like x * sigmoid(x).
+A pattern lists operators in the order in which they run; each takes a result of one before it or shares an input with
+it, and only the last one's result is used elsewhere. So a chain matches, and so does a diamond like x * sigmoid(x).
 """
 
 from __future__ import annotations
@@ -169,7 +169,8 @@ def _grown(
     if not rest:
         closed = all(c is not None and c.var in inside for b in chosen[:-1] for c in consumers[b.var])
         return chosen if closed else None
-    for candidate in (consumer for binding in chosen for consumer in consumers[binding.var]):
+    near = [var for binding in chosen for var in (binding.var, *relax.analysis.free_vars(binding.value))]
+    for candidate in (consumer for var in near for consumer in consumers[var]):
         if candidate is None or _operator(candidate) != rest[0] or candidate.var in inside | taken:
             continue
         grown = _grown((*chosen, candidate), rest[1:], consumers, taken)
@@ -276,17 +277,19 @@ def _reference(site: _Site) -> relax.Function:
 
 
 def _replaces_nothing(kernel: UserKernel, tally: _Tally, mod: tvm.IRModule) -> ConfigError:
-    wanted = " + ".join(kernel.patterns[0].operators)
+    message = f"{kernel} replaces nothing: "
     if tally.declined:
-        message = f"its function returned None in {len(tally.declined)} of the places that match, first {tally.declined[0]}"
-        return ConfigError(f"{kernel} replaces nothing: {message}", "let it accept what the graph holds, or drop it")
+        message += f"its function declined {len(tally.declined)} of the places that match, first {tally.declined[0]}"
+        return ConfigError(message, "let it accept what the graph holds, or drop it")
     if tally.open_dims:
-        message = f"each place that matches has open dimensions (there are {tally.open_dims})"
-        return ConfigError(f"{kernel} replaces nothing: {message}", "fix them with --dim, --shape or [shapes.dims]")
+        message += f"each of the {tally.open_dims} places that match has open dimensions"
+        return ConfigError(message, "fix them with --dim, --shape or [shapes.dims]")
     counts: Counter[str] = Counter()
     for function in mod.functions.values():
         if isinstance(function, relax.Function):
             counts.update(_operator(b) for s in _sequences(function.body) for block in s.blocks for b in block.bindings)
-    held = ", ".join(f"{name} x {count}" for name, count in counts.most_common() if name) or "no operators"
-    return ConfigError(f"{kernel} replaces nothing: the graph has no {wanted} left to replace; it holds {held}",
-                       "each operator must take a result of one before it, and only the last one's be used elsewhere")
+    named = [(name.removeprefix("relax."), count) for name, count in counts.most_common() if name]
+    held = ", ".join(f"{name} x {count}" for name, count in named) or "no operators"
+    wanted = " + ".join(name.removeprefix("relax.") for name in kernel.patterns[0].operators)
+    return ConfigError(f"{message}the graph has no {wanted} left for it; it holds {held}",
+                       "each takes a result or shares an input of one before it; only the last one's is used elsewhere")

@@ -78,7 +78,8 @@ class Call:
     scalars: tuple[float, ...]
 
     def __str__(self) -> str:
-        return f"{' + '.join(self.operators)} ({', '.join(map(str, self.args))} -> {self.output})"
+        operators = " + ".join(name.removeprefix("relax.") for name in self.operators)
+        return f"{operators} ({', '.join(map(str, self.args))} -> {self.output})"
 
 
 @dataclass(frozen=True)
