@@ -1,91 +1,150 @@
-"""Trials per second: tvmflow's workers against upstream's LocalBuilder and LocalRunner, on the same candidates.
+"""Trials per second: tvmflow's sessions and workers against upstream's tuner with its LocalBuilder and LocalRunner.
 
-    python benchmarks/tuning_throughput.py [CANDIDATES]      # default 64 per task
+    python benchmarks/tuning_throughput.py [TRIALS] [SEED]      # default 128 per task, seed 0
 
-Both measure the same first batch of MetaSchedule's candidates for a matmul and a convolution, one after the other in
-one run, with two threads. Prints a Markdown table with the best GFLOP/s that each found.
+Two tables, two threads, everything in one run. "Sessions": each side tunes the same tasks from the same seed with its
+own search; upstream's is `tune_tir` with its defaults. The best schedules of both are then measured in turns by one
+measurer. "Measuring": the same batch of candidates, built and run by each side's builder and runner, search left out.
+Starting workers counts on both sides.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import tempfile
 import time
+from dataclasses import dataclass
+from pathlib import Path
 
 import tvm
 from tvm import te, topi
+from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
+from tvmflow import tasks
+from tvmflow.config import NumericsSection, TargetSection
+from tvmflow.database import Store
+from tvmflow.target import resolve, to_tvm
 from tvmflow.tuning import space
 from tvmflow.tuning.measure import Measurer
-from tvmflow.tuning.worker import Job, median_s
+from tvmflow.tuning.search import job_of
+from tvmflow.tuning.session import Limits, Session
+from tvmflow.tuning.worker import median_s
 
 THREADS = 2
-TARGET = {"kind": "llvm", "mcpu": "x86-64-v4", "num-cores": THREADS}
 
 
-def matmul() -> tvm.tirx.PrimFunc:
+@dataclass(frozen=True)
+class Tuned:
+    """What one side's session took and found."""
+
+    trials: int
+    seconds: float
+    best: Schedule
+
+
+def kernels() -> dict[str, tuple[tvm.tirx.PrimFunc, float]]:
+    """Each kernel and its FLOP."""
     a, b = te.placeholder((512, 512), name="A"), te.placeholder((512, 512), name="B")
     k = te.reduce_axis((0, 512), name="k")
-    return te.create_prim_func([a, b, te.compute((512, 512), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="C")])
+    matmul = te.compute((512, 512), lambda i, j: te.sum(a[i, k] * b[k, j], axis=k), name="C")
+    x, w = te.placeholder((1, 28, 28, 128), name="X"), te.placeholder((3, 3, 128, 128), name="W")
+    convolution = topi.nn.conv2d_nhwc(x, w, 1, 1, 1)
+    return {
+        "matmul 512x512x512": (te.create_prim_func([a, b, matmul]), 2 * 512**3),
+        "conv2d NHWC 28x28x128, 3x3": (te.create_prim_func([x, w, convolution]), 2 * 28 * 28 * 128 * 128 * 9),
+    }
 
 
-def convolution() -> tvm.tirx.PrimFunc:
-    a, b = te.placeholder((1, 28, 28, 128), name="A"), te.placeholder((3, 3, 128, 128), name="B")
-    return te.create_prim_func([a, b, topi.nn.conv2d_nhwc(a, b, 1, 1, 1)])
+def our_session(mod: tvm.IRModule, target: tvm.target.Target, trials: int, seed: int) -> Tuned:
+    resolved = resolve(TargetSection(mcpu="x86-64-v4", threads=THREADS))
+    parts = tasks.key_parts(tasks.canonical(mod["main"])[1], resolved, NumericsSection())
+    task = tasks.Task("task", parts, mod, 1, 1.0, THREADS)
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder, Measurer(str(target), THREADS, THREADS) as measurer:
+        session = Session(target, Limits(trials, 3600, seed), measurer, Store(Path(folder)), lambda progress: None)
+        (outcome,) = session.tune([task], {})
+    best = tasks.replay(mod, outcome.records[0].trace)
+    assert best is not None
+    return Tuned(outcome.records[0].provenance.trials, time.perf_counter() - started, best)
 
 
-def candidates(function: tvm.tirx.PrimFunc, target: tvm.target.Target, count: int) -> list[ms.MeasureCandidate]:
-    mod = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+def upstream_session(mod: tvm.IRModule, target: tvm.target.Target, trials: int, seed: int) -> Tuned:
+    started = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        database = ms.tir_integration.tune_tir(
+            mod, target, folder, trials, num_trials_per_iter=64, seed=seed,
+            builder=ms.builder.LocalBuilder(max_workers=THREADS), runner=ms.runner.LocalRunner(),
+        )  # fmt: skip
+        seconds = time.perf_counter() - started
+        best = database.query_schedule(mod, target, "main")
+        return Tuned(len(database.get_all_tuning_records()), seconds, best)
+
+
+def sessions(trials: int, seed: int, target: tvm.target.Target) -> None:
+    print("Sessions\n\n| task | ours: trials, s, trials/s | upstream: trials, s, trials/s | ratio | ours best GFLOP/s "
+          "| upstream best |\n|---|---|---|---|---|---|", flush=True)  # fmt: skip
+    for name, (function, flop) in kernels().items():
+        mod = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+        ours, theirs = (tune(mod, target, trials, seed) for tune in (our_session, upstream_session))
+        with Measurer(str(target), THREADS, THREADS) as measurer:
+            results = measurer.measure([job_of(side.best.mod) for side in (ours, theirs)], None, turns=8)
+        speeds = [flop / median_s(result.samples_s) / 1e9 for result in results]
+        rates = [side.trials / side.seconds for side in (ours, theirs)]
+        cells = [f"{s.trials}, {s.seconds:.0f}, {rate:.2f}" for s, rate in zip((ours, theirs), rates, strict=True)]
+        print(f"| {name} | {cells[0]} | {cells[1]} | {rates[0] / rates[1]:.1f} | {speeds[0]:.0f} | {speeds[1]:.0f} |",
+              flush=True)  # fmt: skip
+
+
+def candidates(mod: tvm.IRModule, target: tvm.target.Target, count: int) -> list[ms.MeasureCandidate]:
     context = space.context(mod, target, "task", seed=0)
     model = ms.cost_model.RandomModel(seed=0)
     context.pre_tuning(count, count, context.generate_design_space(), ms.database.MemoryDatabase(), model)
     return list(context.generate_measure_candidates())[:count]
 
 
-def ours(batch: list[ms.MeasureCandidate], target: tvm.target.Target) -> tuple[float, float]:
-    """(seconds, best seconds per call), the start of the workers included."""
+def our_measuring(batch: list[ms.MeasureCandidate], target: tvm.target.Target) -> tuple[float, float]:
+    """(seconds, best seconds per call)."""
     started = time.perf_counter()
-    jobs = [
-        Job(tvm.ir.save_json(c.sch.mod), tuple((str(a.dtype), tuple(map(int, a.shape))) for a in c.args_info), ())
-        for c in batch
-    ]
     with Measurer(str(target), THREADS, THREADS) as measurer:
-        results = measurer.measure(jobs, None)
+        results = measurer.measure([job_of(c.sch.mod) for c in batch], None)
     best = min(median_s(result.samples_s) for result in results if result.samples_s)
     return time.perf_counter() - started, best
 
 
-def upstream(batch: list[ms.MeasureCandidate], target: tvm.target.Target) -> tuple[float, float]:
+def upstream_measuring(batch: list[ms.MeasureCandidate], target: tvm.target.Target) -> tuple[float, float]:
+    """(seconds, best seconds per call)."""
     started = time.perf_counter()
-    builder, runner = ms.builder.LocalBuilder(max_workers=THREADS), ms.runner.LocalRunner(timeout_sec=30)
+    builder = ms.builder.LocalBuilder(max_workers=THREADS)
     built = builder.build([ms.builder.BuilderInput(c.sch.mod, target) for c in batch])
     inputs = [
         ms.runner.RunnerInput(b.artifact_path, "cpu", c.args_info)
         for b, c in zip(built, batch, strict=True)
         if b.artifact_path
     ]
-    results = [future.result() for future in runner.run(inputs)]
+    results = [future.result() for future in ms.runner.LocalRunner().run(inputs)]
     best = min(median_s(tuple(map(float, r.run_secs))) for r in results if r.run_secs)
     return time.perf_counter() - started, best
 
 
+def measuring(count: int, target: tvm.target.Target) -> None:
+    print("\nMeasuring\n\n| task | candidates | ours trials/s | upstream trials/s | ratio | ours best GFLOP/s "
+          "| upstream best |\n|---|---|---|---|---|---|---|", flush=True)  # fmt: skip
+    for name, (function, flop) in kernels().items():
+        batch = candidates(tvm.IRModule({"main": function.with_attr("global_symbol", "main")}), target, count)
+        (our_s, our_best), (their_s, their_best) = our_measuring(batch, target), upstream_measuring(batch, target)
+        print(f"| {name} | {len(batch)} | {len(batch) / our_s:.2f} | {len(batch) / their_s:.2f} "
+              f"| {their_s / our_s:.1f} | {flop / our_best / 1e9:.0f} | {flop / their_best / 1e9:.0f} |",
+              flush=True)  # fmt: skip
+
+
 def main() -> None:
-    count = int(sys.argv[1]) if len(sys.argv) > 1 else 64
+    trials, seed = (int(text) for text in [*sys.argv[1:], *["128", "0"][len(sys.argv) - 1 :]])
     os.environ["TVM_NUM_THREADS"] = str(THREADS)
-    target = tvm.target.Target(TARGET)
-    print("| task | candidates | ours trials/s | upstream trials/s | ratio | ours best GFLOP/s | upstream best |")
-    print("|---|---|---|---|---|---|---|", flush=True)
-    for name, function, flop in (
-        ("matmul 512x512x512", matmul(), 2 * 512**3),
-        ("conv2d NHWC 28x28x128, 3x3", convolution(), 2 * 28 * 28 * 128 * 128 * 9),
-    ):
-        batch = candidates(function, target, count)
-        (our_s, our_best), (their_s, their_best) = ours(batch, target), upstream(batch, target)
-        print(
-            f"| {name} | {len(batch)} | {len(batch) / our_s:.2f} | {len(batch) / their_s:.2f} | {their_s / our_s:.1f} "
-            f"| {flop / our_best / 1e9:.0f} | {flop / their_best / 1e9:.0f} |", flush=True,
-        )  # fmt: skip
+    target = to_tvm(resolve(TargetSection(mcpu="x86-64-v4", threads=THREADS)), {})
+    sessions(trials, seed, target)
+    measuring(min(trials, 64), target)
 
 
 if __name__ == "__main__":

@@ -145,6 +145,18 @@ def time_beside_peer(
     return bench.interleave({"tvmflow": lambda: session.run_list(feeds), name: lambda: peer(dict(feeds))}, budget_s)
 
 
+def kernel_times(folder: Path, feeds: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Seconds of one run per kernel of the artifact in `folder`, over runs of about a second."""
+    from tvmflow import runtime
+
+    session = runtime.load(folder)
+    session.run_list(feeds)
+    started = time.perf_counter()
+    session.run_list(feeds)
+    runs = min(50, max(5, int(1 / (time.perf_counter() - started))))
+    return session.time_kernels(feeds, runs)
+
+
 def inspect(cfg: Config) -> tuple[Signature, tuple[str, ...]]:
     """Imports the model and returns its signature and what was rewritten."""
     model = frontend.load(cfg)

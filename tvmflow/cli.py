@@ -27,7 +27,7 @@ def main() -> None:
     try:
         cli(standalone_mode=False)
     except (click.exceptions.Abort, KeyboardInterrupt):
-        click.echo("interrupted; nothing was left behind", err=True)
+        click.echo("interrupted; what was finished before is kept, nothing else was left behind", err=True)
         sys.exit(EXIT_INTERRUPTED)
     except click.ClickException as exc:
         exc.show()
@@ -72,12 +72,14 @@ def cli() -> None:
 @click.option("--zip", "zipped", is_flag=True, help="Write one zip file instead of a folder.")
 @click.option("--no-verify", is_flag=True, help="Do not run the library against the reference.")
 @click.option("--verify-inputs", type=click.Path(path_type=Path), metavar="NPZ", help="Verify with these inputs.")
+@click.option("--require-tuned", type=click.FloatRange(0, 1), metavar="SHARE",
+              help="Fail unless kernels from tuning records take this share of a run's time, e.g. 0.95.")
 @click.option("--dump-ir", type=click.Path(path_type=Path), metavar="DIR", help="Write the module after each pass.")
 @cli_options.as_json
 @cli_options.debug
 def compile(  # noqa: A001 # the command's name
-    output: Path | None, zipped: bool, no_verify: bool, verify_inputs: Path | None, dump_ir: Path | None,
-    as_json: bool, debug: bool, **model: Any,
+    output: Path | None, zipped: bool, no_verify: bool, verify_inputs: Path | None, require_tuned: float | None,
+    dump_ir: Path | None, as_json: bool, debug: bool, **model: Any,
 ) -> None:  # fmt: skip
     """Compile MODEL into a verified artifact.
 
@@ -89,12 +91,13 @@ def compile(  # noqa: A001 # the command's name
     verification: dict[str, Any] = {"enabled": False} if no_verify else {}
     if verify_inputs is not None:
         verification["inputs"] = str(verify_inputs)
-    cfg = cli_options.config_of(**model, verify=verification)
+    tuning = {"require_tuned": require_tuned} if require_tuned is not None else {}
+    cfg = cli_options.config_of(**model, verify=verification, tuning=tuning)
     if not as_json:
         click.echo(click.style("# resolved config", dim=True) + "\n" + config.to_toml(cfg))
     out = output or Path(f"{config.name(cfg)}.tvmflow" + (".zip" if zipped else ""))
     with _progress("compiling") as on_event:
-        manifest = flow.compile_model(cfg, out, flow.Options(zipped, dump_ir, on_event))
+        manifest = flow.compile_model(cfg, out, flow.Options(zipped, dump_ir, model["model"], on_event))
     _show(report.compiled(manifest), manifest.model_dump(mode="json") | {"path": str(out)}, as_json)
     if not as_json:
         click.echo(f"wrote {out}")

@@ -22,9 +22,17 @@ threads = click.option("--threads", type=click.IntRange(1, 1024), help="CPU thre
 
 def model(command: F) -> F:
     """MODEL and everything that makes a Config of it; the command gets them as keywords for `config_of`."""
+    return click.argument("model")(_overrides(command))
+
+
+def models(command: F) -> F:
+    """Like `model` for one MODEL or several, in `models`."""
+    return click.argument("models", nargs=-1, required=True, metavar="MODEL...")(_overrides(command))
+
+
+def _overrides(command: F) -> F:
     for decorate in reversed(
         [
-            click.argument("model"),
             click.option("--target", type=click.Choice(["llvm", "cuda"]), help="What to generate code for."),
             click.option("--arch", metavar="SM", help="CUDA architecture, e.g. sm_90; needed without a GPU."),
             click.option("--shape", "shapes", multiple=True, metavar="NAME=1x3x224x224",

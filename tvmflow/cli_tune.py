@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+import json
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tvmflow import cli_options
+from tvmflow.errors import UsageError
+
+if TYPE_CHECKING:
+    from tvmflow.tuning.session import Progress
 
 
 @click.command()
@@ -26,36 +35,75 @@ def tasks(as_json: bool, debug: bool, **model: Any) -> None:
 
 
 @click.command()
-@cli_options.model
+@cli_options.models
 @click.option("--trials-per-task", type=click.IntRange(min=1), help="Candidates per kernel, over all sessions.")
-@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="How long this session may take.")
+@click.option("--minutes", type=click.FloatRange(min=0, min_open=True), help="How long this session may search.")
 @click.option("--seed", type=click.IntRange(min=0), help="Of everything random in the search.")
 @click.option("--tasks", "pattern", default="*", metavar="PATTERN", help="Only tasks so named, e.g. '*conv2d*'.")
+@click.option("--shard", default="1/1", metavar="I/N", help="Only the I-th of N parts of the tasks of all MODELs.")
 @cli_options.as_json
 @cli_options.debug
-def tune(trials_per_task: int | None, minutes: float | None, seed: int | None, pattern: str, as_json: bool,
-         debug: bool, **model: Any) -> None:  # fmt: skip
+def tune(models: tuple[str, ...], pattern: str, shard: str, as_json: bool, debug: bool, **options: Any) -> None:
     """Search faster schedules for the kernels of MODEL and keep them in [tuning] database.
 
     The machine should do nothing else meanwhile. Ctrl-C loses at most the batch in progress; the same command goes on
     where it stopped. `compile` builds from the records.
+
+    When the search ends, each kernel's best schedules are measured inside the whole model, beside the default one.
+    Several MODELs share one session; kernels that they have in common are tuned once. With --shard, machines or CI jobs
+    that are given the same MODELs each tune their part, without talking to each other, each into a database of its own:
+
+    \b
+      tvmflow tune configs/*.toml --set tuning.database=part2 --shard 2/8
+      tvmflow db merge tuning_db part1 part2 ...
     """
+    from tvmflow import flow
+
+    named = {name: options.pop(name) for name in ("trials_per_task", "minutes", "seed")}
+    tuning = {name: value for name, value in named.items() if value is not None}
+    cfgs = [cli_options.config_of(model, **options, tuning=tuning) for model in models]
+    with _progress(cfgs[0].tuning.minutes * 60) as on_event:
+        done = flow.tune(cfgs, flow.Selection(pattern, _shard(shard)), on_event)
+    if as_json:
+        click.echo(json.dumps(asdict(done)))
+        return
+    click.echo(f"{done.tasks} tasks, {done.trials} trials: the kernels together are {done.gain:.2f} times as fast "
+               "as at the start")  # fmt: skip
+    for name, settled in done.settled.items():
+        click.echo(f"{name}: the kernels of a run take {settled.kept_s * 1e3:.3f} ms in the model, "
+                   f"{settled.default_s * 1e3:.3f} ms with default schedules; there another than the first was "
+                   f"fastest for {settled.changed} tasks")  # fmt: skip
+
+
+def _shard(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d{1,4})/(\d{1,4})", text)
+    index, count = (int(found[1]), int(found[2])) if found else (0, 0)
+    if not 1 <= index <= count:
+        raise UsageError(f"--shard {text}: not of the form I/N with I from 1 to N", "e.g. --shard 2/8")
+    return index, count
+
+
+@contextmanager
+def _progress(total_s: float) -> Iterator[Callable[[Any], None]]:
+    """A bar over the session's time, with what was found last; nothing without a terminal."""
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from tvmflow import flow
-
-    named = (("trials_per_task", trials_per_task), ("minutes", minutes), ("seed", seed))
-    cfg = cli_options.config_of(**model, tuning={key: value for key, value in named if value is not None})
     columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        line = bar.add_task("preparing", total=cfg.tuning.minutes * 60)
-        summary = flow.tune(cfg, pattern, lambda text, left_s: bar.update(
-            line, description=text, completed=cfg.tuning.minutes * 60 - left_s))  # fmt: skip
-    if as_json:
-        import json
+        line = bar.add_task("preparing", total=total_s)
 
-        click.echo(json.dumps(summary))
-        return
-    click.echo(f"{summary['tasks']} tasks, {summary['trials']} trials: the kernels together are "
-               f"{summary['gain']:.2f} times as fast as at the start")  # fmt: skip
+        def show(event: Any) -> None:
+            if isinstance(event, str):
+                bar.update(line, description=event)
+            else:
+                bar.update(line, description=_described(event), completed=total_s - event.left_s)
+
+        yield show
+
+
+def _described(progress: Progress) -> str:
+    peak = f" ({progress.peak_share:.0%} of peak)" if progress.peak_share is not None else ""
+    return (f"{progress.task[:40]} {progress.best_gflops:.0f} GFLOP/s{peak}; {progress.done_tasks} of {progress.tasks} "
+            f"tasks done, {progress.trials} trials, {progress.gain:.2f} x as fast, {progress.expected_gain:.0%} to gain"
+            )  # fmt: skip

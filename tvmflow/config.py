@@ -139,6 +139,8 @@ class TuningSection(Section):
     """How long one session of `tune` may take."""
     seed: Annotated[int, Field(ge=0)] = 0
     """Of everything random in the search."""
+    require_tuned: Annotated[float, Field(ge=0, le=1)] | None = None
+    """The share of a run's time that kernels from tuning records must take; less is an error of `compile`."""
 
 
 class Tolerance(Section):

@@ -9,14 +9,14 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tvmflow import artifact, bench, config, frontend, npz, process, proof, verify
+from tvmflow import artifact, bench, config, frontend, in_model, npz, process, proof, verify
 from tvmflow.config import Config
 from tvmflow.errors import ArtifactError, CompileError, ModelError, OutputError
 from tvmflow.manifest import Manifest, Signature, Stage, Verdict
@@ -28,10 +28,30 @@ class Options:
 
     zipped: bool = False
     dump_ir: Path | None = None
+    source: str = "CONFIG"
+    """What the user calls the model, for messages that name a command."""
     on_event: proof.OnEvent = field(default=lambda event: None)
 
 
 DEFAULTS = Options()
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which tasks to tune: those that a pattern names, and of them the i-th of n parts."""
+
+    pattern: str = "*"
+    shard: tuple[int, int] = (1, 1)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """What a session did: tasks, trials, how many times as fast all kernels together became, and that in each model."""
+
+    tasks: int
+    trials: int
+    gain: float
+    settled: dict[str, in_model.Settled]
 
 
 def compile_model(cfg: Config, out: Path, options: Options = DEFAULTS) -> Manifest:
@@ -41,6 +61,9 @@ def compile_model(cfg: Config, out: Path, options: Options = DEFAULTS) -> Manife
         if cfg.verify.enabled:
             manifest = _with_verdict(cfg, folder, manifest, options)
             artifact.write_manifest(folder, manifest)
+        if cfg.tuning.require_tuned is not None:
+            options.on_event("timing the kernels")
+            in_model.check_tuned(cfg, folder, manifest, options.source)
     return manifest
 
 
@@ -80,21 +103,30 @@ def tasks(cfg: Config) -> list[dict[str, Any]]:
     return list(rows)
 
 
-def tune(cfg: Config, pattern: str, on_progress: Callable[[str, float], None]) -> dict[str, float]:
-    """Tunes a config's tasks into its database; `on_progress` gets a line and the seconds left."""
-    last: dict[str, float] = {"tasks": 0, "trials": 0, "gain": 1.0}
+def tune(cfgs: Sequence[Config], what: Selection, on_event: Callable[[Any], None]) -> Tuned:
+    """Tunes the tasks of some configs, all into one database, then settles the winners inside the whole models.
 
-    def on_event(event: Any) -> None:
-        if isinstance(event, str):
-            on_progress(event, cfg.tuning.minutes * 60)
-            return
-        last.update(tasks=event.tasks, trials=event.trials, gain=event.gain)
-        text = (f"{event.task[:40]} {event.best_gflops:.0f} GFLOP/s; {event.done_tasks} of {event.tasks} done, "
-                f"{event.trials} trials, {event.gain:.2f} x as fast")  # fmt: skip
-        on_progress(text, event.left_s)
+    `on_event` gets a line of text, or a tuning.session.Progress after each batch. Only a session that has all tasks of
+    its models settles them there; after a part, `db merge` joins what the parts found.
+    """
+    progress: list[Any] = []
 
-    process.call("tvmflow.tuning_children:tune", cfg, pattern, what="tuning", error=CompileError, on_event=on_event)
-    return last
+    def heard(event: Any) -> None:
+        progress.append(event)
+        on_event(event)
+
+    found, _ = process.call(
+        "tvmflow.tuning_children:tune", cfgs, what.pattern, what.shard, what="tuning", error=CompileError,
+        on_event=heard,
+    )  # fmt: skip
+    last = next((event for event in reversed(progress) if not isinstance(event, str)), None)
+    settled = {}
+    if found and what == Selection():
+        for cfg in cfgs:
+            on_event(f"measuring the winners inside {config.name(cfg)}")
+            records = {one.key: one.records for one in found}
+            settled[config.name(cfg)] = in_model.settle(cfg, records, lambda c, folder: _build(c, folder, DEFAULTS))
+    return Tuned(last.tasks if last else 0, last.trials if last else 0, last.gain if last else 1.0, settled)
 
 
 def passes(cfg: Config) -> dict[str, list[tuple[str, str]]]:

@@ -51,6 +51,10 @@ class Kernel(Noun):
     rule: str
     calls: int
     """In how many places of the graph it is called; of an If, one run takes one branch."""
+    key: str | None = None
+    """Under which a tuning database holds or would hold its record; None without one, or where it cannot be tuned."""
+    gflops: float | None = None
+    """10^9 operations per second when it was tuned, alone on the machine."""
 
 
 class LayoutTransform(Noun):

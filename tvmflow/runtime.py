@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ctypes
 import os
+import statistics
 import threading
+import time
 from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
@@ -64,6 +66,31 @@ class Session:
         _use_threads(self.threads)
         args = [self._tensor(arrays[spec.name]) for spec in self.signature.inputs]
         return [_to_numpy(tensor) for tensor in _flat(self._call(args))]
+
+    def time_kernels(self, inputs: Mapping[str, Any], runs: int) -> dict[str, float]:
+        """Seconds that each kernel takes of one run, by name, all its calls together: medians over `runs` runs.
+
+        Timed from outside, call by call, so that a run takes longer than the kernels say; CPU only.
+        """
+        taken: list[dict[str, float]] = []
+        started: list[float] = []  # of the calls in progress: the branches of an If are functions that call kernels
+
+        def around(_function: object, name: str, before: bool, _result: object, *_args: object) -> int:
+            if before:
+                started.append(time.perf_counter())
+            else:
+                taken[-1][name] = taken[-1].get(name, 0.0) + time.perf_counter() - started.pop()
+            return 0  # run it
+
+        self._vm.set_instrument(around)
+        try:
+            for _ in range(runs + 1):  # the first one warms up
+                taken.append({})
+                self.run_list(inputs)
+        finally:
+            self._vm.set_instrument(None)
+        names = dict.fromkeys(name for run in taken for name in run)
+        return {name: statistics.median(run.get(name, 0.0) for run in taken[1:]) for name in names}
 
     def _call(self, args: list[Any]) -> Any:
         try:

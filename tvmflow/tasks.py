@@ -12,8 +12,8 @@ import io
 import keyword
 import re
 import tokenize
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 import tvm
 from pydantic import JsonValue
@@ -41,7 +41,6 @@ class Task:
     mod: tvm.IRModule
     weight: int
     flop: float
-
     threads: int
 
     @property
@@ -53,16 +52,23 @@ def extract(
     prepared: tvm.IRModule, calls: Mapping[str, int], target: Target, numerics: NumericsSection
 ) -> tuple[Task, ...]:
     """The tunable kernels of a prepared module, equal ones once, the costliest first. `calls` counts by kernel name."""
-    found: dict[str, Task] = {}
+    found = []
     for var, function in prepared.functions.items():
-        if not is_tunable(function):
-            continue
-        mod, workload = canonical(function)
-        parts = key_parts(workload, target, numerics)
-        known = found.get(workload)
-        weight = calls.get(var.name_hint, 1) + (known.weight if known else 0)
-        name = known.name if known else var.name_hint
-        found[workload] = Task(name, parts, mod, weight, float(estimate_tir_flops(mod)), target.threads)
+        if is_tunable(function):
+            mod, workload = canonical(function)
+            weight, flop = calls.get(var.name_hint, 1), float(estimate_tir_flops(mod))
+            parts = key_parts(workload, target, numerics)
+            found.append(Task(var.name_hint, parts, mod, weight, flop, target.threads))
+    return joined(found)
+
+
+def joined(tasks: Iterable[Task]) -> tuple[Task, ...]:
+    """The tasks, equal ones once with their calls added up, the costliest first."""
+    found: dict[str, Task] = {}
+    for task in tasks:
+        if (known := found.get(task.key)) is not None:
+            task = replace(known, weight=known.weight + task.weight)
+        found[task.key] = task
     return tuple(sorted(found.values(), key=lambda task: (-task.flop * task.weight, task.key)))
 
 

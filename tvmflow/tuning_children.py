@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import fnmatch
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmflow import frontend
@@ -10,9 +14,17 @@ from tvmflow.errors import ConfigError
 from tvmflow.process import emit
 
 if TYPE_CHECKING:
-    from tvmflow.database import Match, Miss
+    from tvmflow.database import Match, Miss, Record
     from tvmflow.prepare import Setting
     from tvmflow.tasks import Task
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a session found for one task: records of its best schedules, the fastest first, and of its default."""
+
+    key: str
+    records: tuple[Record, ...]
 
 
 def tasks(cfg: Config) -> list[dict[str, Any]]:
@@ -29,28 +41,61 @@ def tasks(cfg: Config) -> list[dict[str, Any]]:
     return rows
 
 
-def tune(cfg: Config, pattern: str) -> int:
-    """Tunes the tasks whose names match `pattern`; emits a Progress after each batch; returns how many there are."""
-    import fnmatch
+def tune(cfgs: Sequence[Config], pattern: str, shard: tuple[int, int]) -> list[Found]:
+    """Tunes the tasks of some configs into their database; emits a Progress after each batch.
 
+    `pattern` chooses tasks by name, `shard` = (i, n) the i-th of n parts of them. Returns what was found for each task
+    that was searched.
+    """
     from tvmflow.database import Store
     from tvmflow.target import cores
-    from tvmflow.tuning import session
+    from tvmflow.tuning import peak
     from tvmflow.tuning.measure import Measurer
+    from tvmflow.tuning.session import Limits, Session
 
-    if cfg.tuning.database is None:
+    database, tuning = _database(cfgs), cfgs[0].tuning
+    found, setting = _extracted_all(cfgs)
+    chosen = _chosen(found, pattern, shard)
+    database.mkdir(parents=True, exist_ok=True)
+    store = Store(database)
+    target, threads = setting.tvm_target, setting.target.threads
+    limits = Limits(tuning.trials_per_task, tuning.minutes * 60, tuning.seed)
+    with Measurer(str(target), threads, cores()) as measurer:
+        emit("measuring the machine's peak")
+        session = Session(target, limits, measurer, store, emit, peak.fma_gflops(target, threads, measurer))
+        outcomes = session.tune(chosen, store.read().by_key)
+    return [Found(one.task.key, one.records) for one in outcomes]
+
+
+def _database(cfgs: Sequence[Config]) -> Path:
+    """The one database of all configs; raises ConfigError."""
+    folders = {cfg.tuning.database for cfg in cfgs}
+    folder = folders.pop()
+    if folders:
+        raise ConfigError("tuning.database: the configs name different ones", "tune them one by one")
+    if folder is None:
         hint = "name the folder for records, e.g. --set tuning.database=tuning_db"
         raise ConfigError("tuning.database: missing", hint)
-    found, setting = _extracted(cfg)
-    chosen = [task for task in found if fnmatch.fnmatch(task.name, pattern)]
-    if not chosen:
+    return folder
+
+
+def _extracted_all(cfgs: Sequence[Config]) -> tuple[tuple[Task, ...], Setting]:
+    """The tasks of all configs, equal ones once, their calls added up; raises ConfigError for different targets."""
+    from tvmflow import tasks
+
+    extracted = [_extracted(cfg) for cfg in cfgs]
+    if len({(setting.target, cfg.numerics) for (_, setting), cfg in zip(extracted, cfgs, strict=True)}) > 1:
+        raise ConfigError("the configs have different [target] or [numerics]", "tune them one by one")
+    return tasks.joined(task for found, _ in extracted for task in found), extracted[0][1]
+
+
+def _chosen(found: Sequence[Task], pattern: str, shard: tuple[int, int]) -> list[Task]:
+    """Every n-th task, so that each part gets costly and cheap ones, of those that `pattern` names."""
+    named = [task for task in found if fnmatch.fnmatch(task.name, pattern)]
+    if not named:
         raise ConfigError(f"--tasks {pattern}: matches none of {len(found)} tasks", "`tvmflow tasks CONFIG` lists them")
-    cfg.tuning.database.mkdir(parents=True, exist_ok=True)
-    store = Store(cfg.tuning.database)
-    limits = session.Limits(cfg.tuning.trials_per_task, cfg.tuning.minutes * 60, cfg.tuning.seed)
-    with Measurer(str(setting.tvm_target), chosen[0].threads, cores()) as measurer:
-        session.tune(chosen, store.read().by_key, setting.tvm_target, limits, measurer, keep=store.keep, report=emit)
-    return len(chosen)
+    index, count = shard
+    return named[index - 1 :: count]
 
 
 def _extracted(cfg: Config) -> tuple[tuple[Task, ...], Setting]:

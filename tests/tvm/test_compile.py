@@ -337,7 +337,7 @@ def test_interrupt_leaves_nothing_behind(number: signal.Signals, small: Path, tm
         time.sleep(0.05)
     child.send_signal(number)
     _, stderr = child.communicate(timeout=60)
-    assert (child.returncode, "nothing was left behind" in stderr) == (130, True)
+    assert (child.returncode, "nothing else was left behind" in stderr) == (130, True)
     assert not list(tmp_path.iterdir())
 
 

@@ -18,7 +18,7 @@ from tvm.tirx import IntImm, PrimFunc
 
 from tvmflow.artifact import ALIGNMENT, CONSTANTS, LIBRARY
 from tvmflow.errors import CompileError, UnsupportedError
-from tvmflow.kernels.default import RULE_ATTR, UNSCHEDULED
+from tvmflow.kernels.default import GFLOPS_ATTR, KEY_ATTR, RULE_ATTR, UNSCHEDULED
 from tvmflow.kernels.user import USER_ATTR
 from tvmflow.manifest import Constant, Kernel
 from tvmflow.target import Target
@@ -78,7 +78,11 @@ def contents(scheduled: tvm.IRModule, lowered: tvm.IRModule) -> Contents:
     for var, function in scheduled.functions.items():
         if isinstance(function, PrimFunc):
             origin, rule = _origin(function)
-            kernels.append(Kernel(name=var.name_hint, origin=origin, rule=rule, calls=counts.pop(var.name_hint, 0)))
+            gflops = function.attrs.get(GFLOPS_ATTR)
+            kernels.append(Kernel(
+                name=var.name_hint, origin=origin, rule=rule, calls=counts.pop(var.name_hint, 0),
+                key=function.attrs.get(KEY_ATTR), gflops=None if gflops is None else float(gflops),
+            ))  # fmt: skip
     kernels += [
         Kernel(name=name, origin="external", rule=name, calls=count)
         for name, count in counts.items()

@@ -10,7 +10,7 @@ import tvm
 from tvmflow import tasks
 from tvmflow.config import NumericsSection
 from tvmflow.database import Match, Reading
-from tvmflow.kernels.default import RULE_ATTR
+from tvmflow.kernels.default import GFLOPS_ATTR, KEY_ATTR, RULE_ATTR
 from tvmflow.kernels.user import USER_ATTR
 from tvmflow.target import Target
 
@@ -32,7 +32,9 @@ def apply(prepared: tvm.IRModule, reading: Reading, target: Target, numerics: Nu
         if not tasks.is_tunable(function):
             continue
         mod, workload = tasks.canonical(function)
-        found = reading.lookup(tasks.key_parts(workload, target, numerics), cpu_features)
+        parts = tasks.key_parts(workload, target, numerics)
+        functions[var] = function = function.with_attr(KEY_ATTR, parts.key)
+        found = reading.lookup(parts, cpu_features)
         if not isinstance(found, Match):
             continue
         schedule = tasks.replay(mod, found.record.trace)
@@ -42,7 +44,7 @@ def apply(prepared: tvm.IRModule, reading: Reading, target: Target, numerics: Nu
         rule = f"record {found.record.key[:12]}, {found.record.gflops:.0f} GFLOP/s when tuned"
         if not found.exact:
             rule += f", for {found.record.parts.target['mcpu']}"
-        attrs = {RULE_ATTR: rule, "tirx.is_scheduled": True}
+        attrs = {RULE_ATTR: rule, KEY_ATTR: parts.key, GFLOPS_ATTR: found.record.gflops, "tirx.is_scheduled": True}
         if USER_ATTR in function.attrs:
             attrs[USER_ATTR] = function.attrs[USER_ATTR]
         functions[var] = schedule.mod["main"].without_attr("global_symbol").with_attrs(attrs)

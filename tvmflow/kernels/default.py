@@ -17,6 +17,8 @@ from tvm.s_tir.schedule import ScheduleError
 from tvm.tirx import IntImm, IterVar, PrimFunc, Var
 
 RULE_ATTR = "tvmflow.rule"  # on a scheduled function: which rule made its schedule
+KEY_ATTR = "tvmflow.key"  # on a function that can be tuned: its key
+GFLOPS_ATTR = "tvmflow.gflops"  # on a function with a record's schedule: its speed when tuned
 UNSCHEDULED = "loops as legalised"
 LANES = 16  # elements of a vector: one AVX-512 or two AVX2 registers of float32
 ACCUMULATORS = 24  # registers that a tile may hold of the 32 that AVX-512 has

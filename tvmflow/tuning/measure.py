@@ -19,10 +19,11 @@ HOPELESS_TIMES = 20  # a run is killed at this many times the task's best
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds per call of one candidate, or why there are none."""
+    """Seconds per call of one candidate, or why there are none; `killed` if its worker did not survive it."""
 
     samples_s: tuple[float, ...] = ()
     error: str = ""
+    killed: bool = False
 
 
 class Measurer:
@@ -41,25 +42,41 @@ class Measurer:
         for item in self._workers:
             item.stop()
 
-    def measure(self, jobs: Sequence[Job], best_s: float | None) -> list[Measured]:
-        """Measures every job; `best_s` is the task's best so far and lets hopeless ones end early."""
+    def measure(self, jobs: Sequence[Job], best_s: float | None, turns: int = 1) -> list[Measured]:
+        """Measures every job; `best_s` is the task's best so far and lets hopeless ones end early.
+
+        With several `turns` all are built first and then run in turns, so that what disturbs the machine disturbs all.
+        """
         results: list[Measured | None] = [None] * len(jobs)
         pending = list(range(len(jobs)))
         while pending:
-            round_, pending = pending, []
-            built = self._build_all(jobs, round_, results)
-            for owner, numbers in built:
-                while numbers:
-                    number = numbers.pop(0)
-                    result = owner.ask(("run", number, best_s), _run_timeout(best_s))
-                    results[number] = result
-                    if result.samples_s:
-                        median = worker.median_s(result.samples_s)
-                        best_s = median if best_s is None else min(best_s, median)
-                    if owner.fresh:  # it died of this candidate: what else it had built must be built again
-                        pending += numbers
-                        break
+            built = self._build_all(jobs, pending, results)
+            for turn in range(turns):
+                for owner, numbers in built:
+                    best_s = self._run_all(owner, numbers, results, best_s, last=turn == turns - 1)
+            pending = [number for number in pending if results[number] is None]
         return [result if result is not None else Measured(error="not measured") for result in results]
+
+    def _run_all(
+        self, owner: _Worker, numbers: list[int], results: list[Measured | None], best_s: float | None, last: bool
+    ) -> float | None:  # fmt: skip
+        """One turn of what a worker has built; returns the best median seen. Leaves in `numbers` what it still has."""
+        for number in list(numbers):
+            result = owner.ask(("run", number, best_s), _run_timeout(best_s))
+            if owner.fresh:  # it died of this candidate, and with it went all that it had built
+                results[number] = result
+                owner.fresh = False
+                numbers.clear()
+                break
+            if last or result.error:
+                owner.ask(("drop", number, None), RUN_TIMEOUT_S)
+                numbers.remove(number)
+            before = results[number]
+            results[number] = result if result.error or not before else _joined(before, result)
+            if result.samples_s:
+                median = worker.median_s(result.samples_s)
+                best_s = median if best_s is None else min(best_s, median)
+        return best_s
 
     def _build_all(
         self, jobs: Sequence[Job], numbers: Sequence[int], results: list[Measured | None]
@@ -90,6 +107,10 @@ class Measurer:
         for item in self._workers:
             item.fresh = False
         return list(built.items())
+
+
+def _joined(a: Measured, b: Measured) -> Measured:
+    return Measured(samples_s=a.samples_s + b.samples_s)
 
 
 def _run_timeout(best_s: float | None) -> float:
@@ -132,7 +153,7 @@ class _Worker:
         self.stop()
         self._begin()
         self.fresh = True
-        return Measured(error=error)
+        return Measured(error=error, killed=True)
 
     def stop(self) -> None:
         self._process.kill()

@@ -2,30 +2,70 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+import importlib.util
+import sys
 from typing import Any
 
 import tvm
 from tvm.s_tir import meta_schedule as ms
+
+from tvmflow.target import cores
 
 # EvolutionarySearch's defaults (512 x 4) take 17 to 70 s a round on one thread; these took 2 s with no loss seen.
 POPULATION, GENERATIONS, UNMEASURED = 128, 2, 32
 BATCH = 32  # candidates of one round: the first random ones hold a candidate near the best for dense kernels
 
 
+UNROLL_STEPS = [0, 16, 64]  # MetaSchedule also tries 512: four times the compile time, and never ahead of 64
+PARALLEL_JOBS, VECTOR_EXTENT = 16, 64  # per core; elements. As in MetaSchedule's own rule.
+
+
 def context(mod: tvm.IRModule, target: tvm.target.Target, name: str, seed: int) -> ms.TuneContext:
     """The search of one task: MetaSchedule's rules for the target, evolutionary search with a smaller population."""
-    return ms.TuneContext(
-        mod=mod, target=target, space_generator=ms.space_generator.PostOrderApply(),
-        search_strategy=ms.search_strategy.EvolutionarySearch(
-            population_size=POPULATION, genetic_num_iters=GENERATIONS, init_min_unmeasured=UNMEASURED
-        ),
-        task_name=name, rand_state=seed, num_threads=1, logger=_silent(),
-    )  # fmt: skip
+    _load_intrinsics(str(target.kind.name))
+    strategy = ms.search_strategy.EvolutionarySearch(
+        population_size=POPULATION, genetic_num_iters=GENERATIONS, init_min_unmeasured=UNMEASURED
+    )
+
+    def made(generator: ms.SpaceGenerator) -> ms.TuneContext:
+        return ms.TuneContext(mod=mod, target=target, space_generator=generator, search_strategy=strategy,
+                              task_name=name, rand_state=seed, num_threads=cores(), logger=_silent())  # fmt: skip
+
+    chosen = made(ms.space_generator.PostOrderApply()).space_generator
+    rules = [_rule(rule) for rule in chosen.sch_rules]
+    return made(ms.space_generator.PostOrderApply(
+        sch_rules=rules, postprocs=list(chosen.postprocs), mutator_probs=dict(chosen.mutator_probs.items())
+    ))  # fmt: skip
+
+
+def _rule(rule: ms.ScheduleRule) -> ms.ScheduleRule:
+    """The rule that stands for one of those that MetaSchedule chose for the target."""
+    if isinstance(rule, ms.schedule_rule.ParallelizeVectorizeUnroll):
+        return ms.schedule_rule.ParallelizeVectorizeUnroll(PARALLEL_JOBS, VECTOR_EXTENT, UNROLL_STEPS, True)
+    return rule
+
+
+@functools.cache
+def _load_intrinsics(kind: str) -> None:
+    """Registers the tensor intrinsics that the rules of a CPU may name, without those of every GPU.
+
+    A TuneContext imports all of them, and the 496 for CUDA alone take over 20 s to parse. So their package is put in
+    place without running it, and the modules that are needed are imported from it.
+    """
+    package = "tvm.s_tir.tensor_intrin"
+    spec = importlib.util.find_spec(package)
+    if kind != "llvm" or package in sys.modules or spec is None:
+        return
+    sys.modules[package] = importlib.util.module_from_spec(spec)
+    for machine in ("x86", "arm_cpu"):
+        importlib.import_module(f"{package}.{machine}")
 
 
 def cost_model(seed: int) -> Any:
     """XGBoost on MetaSchedule's features, one for all tasks of a session."""
-    return ms.cost_model.XGBModel(num_warmup_samples=BATCH, num_tuning_cores=1, config=_config(seed))
+    return ms.cost_model.XGBModel(num_warmup_samples=BATCH, num_tuning_cores=cores(), config=_config(seed))
 
 
 def _config(seed: int) -> Any:

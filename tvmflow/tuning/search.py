@@ -1,0 +1,205 @@
+"""The search of one task: candidates from MetaSchedule, what was measured of them, and the best so far."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tvm
+from tvm.s_tir import Schedule
+from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.schedule import ScheduleError
+
+from tvmflow.database import Record
+from tvmflow.database.keys import fingerprint
+from tvmflow.kernels import default
+from tvmflow.tasks import Task, replay
+from tvmflow.tuning import space
+from tvmflow.tuning.measure import Measured, Measurer
+from tvmflow.tuning.worker import Job, median_s
+
+FINALISTS = 3  # candidates of a task that are measured once more, with its default schedule, when its search ends
+TURNS = 4
+PLATEAU_ROUNDS, PLATEAU_GAIN = 3, 0.01  # a task that gained less than this in so many rounds is left
+# What MetaSchedule raises where its rules do not fit a kernel: the kernel keeps what it has.
+REFUSED = (ScheduleError, RuntimeError, ValueError)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A schedule that runs, and its samples in seconds per call."""
+
+    schedule: Schedule
+    samples_s: tuple[float, ...]
+
+    @property
+    def median_s(self) -> float:
+        return median_s(self.samples_s)
+
+
+@dataclass
+class Search:
+    """The state of one task's search. `best` holds the fastest candidates, fastest first."""
+
+    task: Task
+    seed: int
+    context: ms.TuneContext | None = None
+    measured: ms.Database = field(default_factory=ms.database.MemoryDatabase)
+    best: list[Candidate] = field(default_factory=list)
+    default: Schedule | None = None
+    start_s: float = float("inf")
+    trials: int = 0
+    gains: list[float] = field(default_factory=list)
+    exhausted: bool = False
+    confirmed: bool = False
+    """Whether what is best was measured once more, beside its rivals."""
+
+    @property
+    def best_s(self) -> float:
+        return self.best[0].median_s if self.best else float("inf")
+
+    def worth_s(self) -> float:
+        """Seconds of a model's run that another round may save: the task's cost times what its last rounds gained."""
+        expected = max(self.gains[-1] if self.gains else 1.0, 0.3 / (len(self.gains) + 1))
+        return self.task.weight * min(self.best_s, 1.0) * expected
+
+    def is_open(self, trials_per_task: int) -> bool:
+        flat = len(self.gains) >= PLATEAU_ROUNDS and max(self.gains[-PLATEAU_ROUNDS:]) < PLATEAU_GAIN
+        return not self.exhausted and not flat and self.trials < trials_per_task
+
+
+def begin(search: Search, record: Record | None, measurer: Measurer) -> None:
+    """Measures what the task would run with today: its record, if it has one, and the default schedule."""
+    task = search.task
+    search.default = _default(task)
+    replayed = replay(task.mod, record.trace) if record is not None else None
+    starts = [schedule for schedule in (replayed, search.default) if schedule is not None]
+    results = measurer.measure([job_of(s.mod) for s in starts], None)
+    for schedule, result in zip(starts, results, strict=True):
+        take(search, schedule, result)
+    search.start_s = search.best_s
+    search.trials = record.provenance.trials if record else 0
+
+
+def open_space(search: Search, target: tvm.target.Target, model: Any) -> None:
+    """Lets MetaSchedule lay out the task's space; a task that its rules do not fit is exhausted at once."""
+    # A session that goes on must not draw what the one before it drew.
+    search.context = space.context(search.task.mod, target, search.task.name, search.seed + search.trials)
+    try:
+        spaces = search.context.generate_design_space()
+        search.context.pre_tuning(1 << 20, space.BATCH, spaces, search.measured, model)
+    except REFUSED:
+        search.exhausted = True
+    for candidate in search.best:
+        _commit(search, candidate, target)
+
+
+def round_(
+    search: Search, model: Any, measurer: Measurer, quarantined: Collection[str], accuse: Callable[[str, str], None]
+) -> None:  # fmt: skip
+    """One batch: candidates, measurements, and what the search and the cost model learn from them.
+
+    Candidates whose trace's hash is `quarantined` are not run; `accuse` gets the hash and error of new killers.
+    """
+    assert search.context is not None
+    try:
+        candidates = search.context.generate_measure_candidates()
+    except REFUSED:
+        candidates = None
+    if not candidates:
+        search.exhausted = True
+        return
+    before = search.best_s
+    results = _measure(search, candidates, measurer, quarantined)
+    answers = [ms.runner.RunnerResult(list(r.samples_s) or None, None if r.samples_s else r.error) for r in results]
+    search.context.notify_runner_results(candidates, answers)
+    model.update(search.context, candidates, answers)
+    for candidate, result in zip(candidates, results, strict=True):
+        if result.killed:
+            accuse(trace_hash(candidate.sch), result.error)
+        elif result.samples_s:
+            _commit(search, Candidate(candidate.sch, result.samples_s), search.context.target)
+        take(search, candidate.sch, result)
+    search.trials += len(candidates)
+    search.gains.append(1 - search.best_s / before if before < float("inf") else 0.0)
+
+
+def confirm(search: Search, measurer: Measurer) -> None:
+    """Measures the finalists and the default once more, in turns and with more samples, and sorts them by that."""
+    rivals = [candidate.schedule for candidate in search.best]
+    if search.default is not None and search.default not in rivals:
+        rivals.append(search.default)
+    results = measurer.measure([job_of(s.mod) for s in rivals], search.best_s, TURNS)
+    search.best = []
+    for schedule, result in zip(rivals, results, strict=True):
+        take(search, schedule, result)
+    search.confirmed = True
+
+
+def take(search: Search, schedule: Schedule, result: Measured) -> None:
+    """Puts a measured candidate among the best, if it belongs there."""
+    if not result.samples_s:
+        return
+    before = search.best_s
+    search.best.append(Candidate(schedule, result.samples_s))
+    search.best.sort(key=lambda candidate: candidate.median_s)
+    del search.best[FINALISTS:]
+    search.confirmed = search.confirmed and search.best_s == before
+
+
+def job_of(mod: tvm.IRModule) -> Job:
+    """What a worker needs to build and run a module's `main`; weights are in the layout that the schedule wants."""
+    stripped = tvm.s_tir.transform.RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(mod)["main"]
+    args = tuple((str(p.ty.dtype), tuple(int(d) for d in p.ty.shape)) for p in stripped.params)
+    weights = tuple(int(i) for i in (mod["main"].attrs or {}).get("layout_free_buffers", ()))
+    return Job(tvm.ir.save_json(mod), args, weights)
+
+
+def trace_json(schedule: Schedule) -> Any:
+    """The trace as JSON values."""
+    return json.loads(json.dumps(schedule.trace.as_json(), default=_plain))
+
+
+def trace_hash(schedule: Schedule) -> str:
+    """The sha256 of the trace's canonical JSON."""
+    return fingerprint(trace_json(schedule))
+
+
+def _measure(
+    search: Search, candidates: Sequence[ms.MeasureCandidate], measurer: Measurer, quarantined: Collection[str]
+) -> list[Measured]:  # fmt: skip
+    safe = [c for c in candidates if not quarantined or trace_hash(c.sch) not in quarantined]
+    best_s = search.best_s if search.best else None
+    results = iter(measurer.measure([job_of(c.sch.mod) for c in safe], best_s))
+    return [next(results) if c in safe else Measured(error="in quarantine") for c in candidates]
+
+
+def _commit(search: Search, candidate: Candidate, target: tvm.target.Target) -> None:
+    """Tells the search what was measured, so that it breeds from the best."""
+    workload = search.measured.commit_workload(search.task.mod)
+    args = ms.arg_info.ArgInfo.from_entry_func(search.task.mod, remove_preproc=True)
+    search.measured.commit_tuning_record(
+        ms.database.TuningRecord(candidate.schedule.trace, workload, list(candidate.samples_s), target, args)
+    )
+
+
+def _default(task: Task) -> Schedule:
+    schedule = Schedule(task.mod, debug_mask="none")
+    try:
+        default.apply(schedule)
+    except ScheduleError:
+        return Schedule(task.mod, debug_mask="none")
+    return schedule
+
+
+def _plain(value: Any) -> Any:
+    """TVM's numbers and containers as JSON's."""
+    if isinstance(value, tvm.tirx.IntImm):
+        return int(value)
+    if isinstance(value, tvm.tirx.FloatImm):
+        return float(value)
+    if hasattr(value, "items"):
+        return {str(key): item for key, item in value.items()}
+    return str(value) if isinstance(value, str) else list(value)
