@@ -18,6 +18,7 @@ import tomli_w
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     FiniteFloat,
@@ -35,11 +36,26 @@ def _ordered(limits: tuple[float, float]) -> tuple[float, float]:
     return limits
 
 
+def _as_tuple(value: object) -> object:
+    """A text alone is a list of one; JSON's lists are tuples here."""
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, list) else value
+
+
+def _not_empty(operators: tuple[str, ...]) -> tuple[str, ...]:
+    if not operators:
+        raise ValueError("name at least one operator")
+    return operators
+
+
 DType = Literal[
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
 ]
 Dim = Annotated[int, Field(ge=0, le=1 << 48)] | Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
 Range = Annotated[tuple[FiniteFloat, FiniteFloat], AfterValidator(_ordered)]
+Operators = Annotated[
+    tuple[Annotated[str, Field(pattern=r"^[a-z][\w.]*$")], ...],
+    BeforeValidator(_as_tuple, json_schema_input_type=str | list[str]), AfterValidator(_not_empty),
+]  # fmt: skip
 # Each override is a nested table, as TOML would read it; later ones win.
 Overrides = Sequence[Mapping[str, Any]]
 
@@ -122,12 +138,8 @@ class KernelSection(Section):
     """"package.module:function" that returns a PrimFunc, a Schedule, or None for a call that it does not take."""
     folder: Path = Path()
     """Where `entry`'s package is looked for, beside Python's own path; the config file's folder unless stated."""
-    replaces: str | Annotated[tuple[str, ...], Field(min_length=1)]
+    replaces: Operators
     """An operator, e.g. "matmul", or several in the order in which they run, e.g. ["matmul", "add", "gelu"]."""
-
-    @property
-    def operators(self) -> tuple[str, ...]:
-        return (self.replaces,) if isinstance(self.replaces, str) else self.replaces
 
 
 class TuningSection(Section):

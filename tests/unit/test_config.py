@@ -62,6 +62,14 @@ BAD = {
         ENTRY + '[kernels.a]\nentry = "m:f"\nreplaces = ["matmul"]\nreplace = 1',
         "kernels.a.replace: unknown key, did you mean `replaces`?",
     ),
+    "a kernel that replaces nothing": (
+        ENTRY + '[kernels.a]\nentry = "m:f"\nreplaces = []',
+        "kernels.a.replaces: name at least one operator",
+    ),
+    "a kernel that replaces numbers": (
+        ENTRY + '[kernels.a]\nentry = "m:f"\nreplaces = [3]',
+        "kernels.a.replaces.0: input should be a valid string (it is 3)",
+    ),
     "no seeds": (
         ENTRY + "[verify]\nseeds = []", "verify.seeds: tuple should have at least 1 item after validation, not 0",
     ),
@@ -129,6 +137,16 @@ def test_overrides(text: str, expected: object) -> None:
 def test_malformed_override(text: str) -> None:
     with pytest.raises(ConfigError, match=r"not of the form section\.key=value"):
         config.parse_override(text)
+
+
+def test_a_kernel_may_replace_one_operator_or_several(tmp_path: Path) -> None:
+    path = tmp_path / "configs" / "x.toml"
+    path.parent.mkdir()
+    path.write_text(ENTRY + '[kernels.a]\nentry = "m:f"\nreplaces = "matmul"\n'
+                    '[kernels.b]\nentry = "m:f"\nreplaces = ["matmul", "add"]\nfolder = ".."')  # fmt: skip
+    kernels = config.load(path).kernels
+    assert [kernel.replaces for kernel in kernels.values()] == [("matmul",), ("matmul", "add")]
+    assert [kernel.folder.resolve() for kernel in kernels.values()] == [path.parent, tmp_path]
 
 
 def test_overrides_win_and_merge(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ class UserKernel:
 
 def load(name: str, section: KernelSection) -> UserKernel:
     """The kernel that `[kernels.NAME]` names; raises ConfigError where it is not there or fails on import."""
-    return UserKernel(name, _function(f"kernels.{name}", section), _patterns(f"kernels.{name}", section.operators))
+    return UserKernel(name, _function(f"kernels.{name}", section), _patterns(f"kernels.{name}", section.replaces))
 
 
 def source_note(name: str, section: KernelSection) -> str:
