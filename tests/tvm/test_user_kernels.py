@@ -14,7 +14,6 @@ import pytest
 import tvm
 from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
-from tvm.script import ir as I  # noqa: N812 # TVMScript's own name
 from tvm.script import relax as R  # noqa: N812 # TVMScript's own name
 
 from tvmflow import config, flow, kernel_check, prepare, tasks
@@ -190,23 +189,20 @@ def test_matches_and_has_the_operators_values(name: str, folder: Path) -> None:
     assert "verified, max error" in checked(cfg, module(body))[-1]
 
 
-@I.ir_module
-class Branching:
-    @R.function
-    def main(x: R.Tensor((8, 16), "float32"), c: R.Tensor((), "bool")) -> R.Tensor((8, 16), "float32"):
-        if c:
-            gate = R.sigmoid(x)
-            y = R.multiply(x, gate)
-        else:
-            y = R.nn.relu(x)
-        outer = R.sigmoid(y)
-        z = R.multiply(y, outer)
-        return z
+@R.function
+def branching(x: R.Tensor((8, 16), "float32"), c: R.Tensor((), "bool")) -> R.Tensor((8, 16), "float32"):
+    if c:
+        gate = R.sigmoid(x)
+        y = R.multiply(x, gate)
+    else:
+        y = R.nn.relu(x)
+    outer = R.sigmoid(y)
+    return R.multiply(y, outer)
 
 
 def test_branches_are_looked_into(folder: Path) -> None:
     cfg = cfg_of(mine=section(folder, "silu", ["sigmoid", "multiply"]))
-    mod, found = replaced(cfg, Branching)
+    mod, found = replaced(cfg, tvm.IRModule({"main": branching}))
     assert sorted(operators(mod)) == ["relax.call_tir", "relax.call_tir", "relax.nn.relu"]
     assert len(found) == 2
 
