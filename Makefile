@@ -10,7 +10,7 @@ OUT ?= out/$(NAME).tvmflow
 BIN = $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test setup lint compile run verify tasks tune models clean
+.PHONY: help demo test setup lint compile run verify tasks tune db-verify models clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -49,6 +49,9 @@ tasks: ## list the kernels of CONFIG, and which have a tuning record in DATABASE
 
 tune: ## search schedules for CONFIG into DATABASE for MINUTES
 	$(BIN)/tvmflow tune $(CONFIG) --set tuning.database=$(DATABASE) --minutes $(MINUTES)
+
+db-verify: ## check DATABASE, or the one that CONFIG names: every fault, every trace replayed
+	$(BIN)/tvmflow db verify --database $(DATABASE) $(if $(filter file,$(origin CONFIG)),,--config $(CONFIG))
 
 clean: ## remove what was built; models and the environment stay
 	rm -rf out build dist .pytest_cache .mypy_cache .ruff_cache

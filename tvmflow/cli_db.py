@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tvmflow import cli_options
+from tvmflow import cli_exchange, cli_options
+from tvmflow.cli_exchange import FOLDER, database, fail_on, warn
 from tvmflow.cli_tables import show_frame, show_rows
 from tvmflow.errors import DatabaseError, UsageError
 
 if TYPE_CHECKING:
     from tvmflow.database import Fault, KeyParts, Record
-
-FOLDER = click.Path(path_type=Path, file_okay=False)
-database = click.option("--database", type=FOLDER, default=Path("tuning_db"), show_default=True,
-                        help="The tuning database's folder.")  # fmt: skip
 
 
 @click.group()
@@ -31,10 +27,15 @@ def db() -> None:
 
     \b
       tvmflow db stats                        what is in ./tuning_db
-      tvmflow db verify                       every faulty line, with its place; for CI
+      tvmflow db verify                       every fault, with its place; for CI
       tvmflow db merge tuning_db shard1 shard2
       tvmflow db install-merge-driver         once per clone; git then merges records by key
     """
+
+
+db.add_command(cli_exchange.verify)
+db.add_command(cli_exchange.export_records)
+db.add_command(cli_exchange.import_records)
 
 
 @db.command()
@@ -52,7 +53,7 @@ def stats(database: Path, as_json: bool, debug: bool) -> None:
 
     reading, accused = Store(database).read(), Store(database).accused()
     show_frame(tables.stats(reading.records, accused.quarantined), as_json)
-    _warn((*reading.faults, *accused.faults))
+    warn((*reading.faults, *accused.faults))
 
 
 @db.command()
@@ -78,7 +79,7 @@ def show(key: str, database: Path, as_json: bool, debug: bool) -> None:
         click.echo(json.dumps(whole | {"workload_json": unpack(found[0].workload_json)}))
     else:
         show_rows(_described(found[0]))
-    _warn(reading.faults)
+    warn(reading.faults)
 
 
 @db.command()
@@ -90,7 +91,8 @@ def merge(into: Path, sources: tuple[Path, ...], as_json: bool, debug: bool) -> 
     """Join databases: put the records of SOURCES into INTO, which is made if need be.
 
     Of each key the record with the lower median time stays, whatever the order, and of each candidate in quarantine the
-    higher count. SOURCES stay as they are. Faulty lines are skipped and named, and the exit code is 15 then; every good record was merged all the same.
+    higher count. SOURCES stay as they are. Faulty lines are skipped and named, and the exit code is 15 then; every good
+    record was merged all the same.
     """
     import pandas as pd
 
@@ -107,7 +109,7 @@ def merge(into: Path, sources: tuple[Path, ...], as_json: bool, debug: bool) -> 
         report.append({"source": str(source), "records": len(reading.records), "new": len(added.new),
                        "improved": len(added.improved), "faults": len(found)})  # fmt: skip
     show_frame(pd.DataFrame(report), as_json)
-    _fail_on(faults)
+    fail_on(faults)
 
 
 @db.command()
@@ -124,7 +126,7 @@ def diff(a: Path, b: Path, as_json: bool, debug: bool) -> None:
 
     ours, theirs = Store(a).read(), Store(b).read()
     show_frame(tables.diff(ours.records, theirs.records), as_json)
-    _warn((*ours.faults, *theirs.faults))
+    warn((*ours.faults, *theirs.faults))
 
 
 @db.command()
@@ -190,27 +192,6 @@ def explain(key: str, other: str | None, database: Path, as_json: bool, debug: b
         click.echo(f"  {line}")
 
 
-@db.command()
-@database
-@cli_options.as_json
-@cli_options.debug
-def verify(database: Path, as_json: bool, debug: bool) -> None:
-    """Read everything and report every fault with its file, line and what to do; exit code 15 if a line is lost.
-
-    A line is faulty when it is no JSON, has another format version, an unknown or missing field, a key that does not
-    fit its parts, a timing that is no positive number, or a size beyond all reason. Files that are merely not in
-    order (after a merge without the merge driver) are named and do not fail.
-    """
-    from tvmflow.database import Store
-
-    faults = Store(database).verify(replay=None)
-    if as_json:
-        click.echo(json.dumps([asdict(fault) | {"path": str(fault.path)} for fault in faults]))
-    elif not faults:
-        click.echo(f"{database}: no faults")
-    _fail_on(faults)
-
-
 @db.command(name="install-merge-driver")
 @database
 @cli_options.as_json
@@ -244,7 +225,7 @@ def merge_driver(base: Path, ours: Path, theirs: Path, name: str, debug: bool) -
     from tvmflow.database.merge import merge_files
 
     faults = merge_files(base, ours, theirs, name)
-    _warn(faults)
+    warn(faults)
     if faults:
         raise DatabaseError(f"{name}: lines that hold no record are in conflict",
                             "remove the conflict block, or restore its lines, then `git add` the file")  # fmt: skip
@@ -285,17 +266,3 @@ def _described(record: Record) -> Iterable[tuple[str, str]]:
     yield "preparation", str(record.parts.preparation)
     for name, value in record.provenance.model_dump().items():
         yield name, ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else str(value)
-
-
-def _warn(faults: Iterable[Fault]) -> None:
-    for fault in faults:
-        click.echo(f"{click.style('skipped' if fault.skipped else 'untidy', fg='yellow')}: {fault}", err=True)
-        click.echo(f"  next: {fault.fix}", err=True)
-
-
-def _fail_on(faults: Iterable[Fault]) -> None:
-    """Names every fault; raises DatabaseError if one of them costs a line."""
-    _warn(faults)
-    lost = [fault for fault in faults if fault.skipped]
-    if lost:
-        raise DatabaseError(f"faulty lines and files that cost records: {len(lost)}", lost[0].fix)

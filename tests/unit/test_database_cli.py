@@ -139,7 +139,7 @@ def test_prune_drops_faulty_lines_only_when_told(folder: Path) -> None:
     tvmflow_db("prune")
     assert path.read_bytes().endswith(b"garbage\n")
     tvmflow_db("prune", "--faulty")
-    assert as_json("verify") == []
+    assert as_json("verify", "--no-replay") == []
 
 
 def test_explain(folder: Path) -> None:
@@ -159,10 +159,10 @@ def test_explain(folder: Path) -> None:
 
 
 def test_verify_names_places_and_fails(folder: Path) -> None:
-    assert "no faults" in tvmflow_db("verify")
+    assert tvmflow_db("verify", "--no-replay") == "tuning_db: 5 records, no faults\n"
     path = spoil(folder / "tuning_db").relative_to(folder)
-    done = subprocess.run([sys.executable, "-m", "tvmflow.cli", "db", "verify", "--json"], capture_output=True,
-                          text=True, check=False)  # fmt: skip
+    done = subprocess.run([sys.executable, "-m", "tvmflow.cli", "db", "verify", "--json", "--no-replay"],
+                          capture_output=True, text=True, check=False)  # fmt: skip
     assert done.returncode == 15
     (fault,) = json.loads(done.stdout)
     assert (fault["path"], fault["line"], fault["skipped"]) == (str(path), 5, True)
@@ -173,7 +173,20 @@ def test_verify_names_places_and_fails(folder: Path) -> None:
 def test_untidiness_does_not_fail(folder: Path) -> None:
     path = sorted((folder / "tuning_db").glob("*/records.jsonl"))[0]
     path.write_bytes(b"".join(reversed(path.read_bytes().splitlines(keepends=True))))
-    assert [fault["skipped"] for fault in as_json("verify")] == [False]
+    assert [fault["skipped"] for fault in as_json("verify", "--no-replay")] == [False]
+
+
+@pytest.mark.parametrize("command", ["stats", "show", "verify", "prune"])
+def test_what_is_no_database_is_an_error(folder: Path, command: str) -> None:
+    with pytest.raises(DatabaseError, match=r"\.: no tuning database: it holds (b|tuning_db) and no file of records"):
+        tvmflow_db(command, "--database", ".")
+    with pytest.raises(DatabaseError, match="missing: no tuning database is there"):
+        tvmflow_db(command, "--database", "missing")
+    (folder / "file").touch()
+    done = CliRunner().invoke(db, [command, "--database", "file"])
+    assert (done.exit_code, "'file' is a file" in done.stderr) == (2, True)
+    (folder / "empty").mkdir()
+    assert "no records" in tvmflow_db("verify", "--database", "empty")
 
 
 @pytest.mark.parametrize("command", sorted(db.commands))

@@ -31,9 +31,11 @@ class Provenance(Part):
     threads: int = Field(gt=0)
     date: str = Field(pattern=r"^\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ$")
     """In UTC, e.g. 2025-01-31T12:00:00Z."""
-    seed: int
+    seed: int | None
+    """Of everything random in the search; None where nobody knows, as for an imported record."""
     trials: int = Field(ge=0)
-    """Candidates measured for this task until this one was the best."""
+    """Candidates measured for this task until this one was the best; of an imported record, those that the files held.
+    """
     protocol: Text
     """How it was measured, e.g. "local cold-weights 25x"."""
     tvmflow: Text
