@@ -75,7 +75,7 @@ def upstream_session(mod: tvm.IRModule, target: tvm.target.Target, trials: int, 
     with tempfile.TemporaryDirectory() as folder:
         database = ms.tir_integration.tune_tir(
             mod, target, folder, trials, num_trials_per_iter=64, seed=seed,
-            builder=ms.builder.LocalBuilder(max_workers=THREADS), runner=ms.runner.LocalRunner(),
+            builder=ms.builder.LocalBuilder(max_workers=THREADS, timeout_sec=300), runner=ms.runner.LocalRunner(),
         )  # fmt: skip
         seconds = time.perf_counter() - started
         best = database.query_schedule(mod, target, "main")
@@ -116,7 +116,7 @@ def our_measuring(batch: list[ms.MeasureCandidate], target: tvm.target.Target) -
 def upstream_measuring(batch: list[ms.MeasureCandidate], target: tvm.target.Target) -> tuple[float, float]:
     """(seconds, best seconds per call)."""
     started = time.perf_counter()
-    builder = ms.builder.LocalBuilder(max_workers=THREADS)
+    builder = ms.builder.LocalBuilder(max_workers=THREADS, timeout_sec=300)
     built = builder.build([ms.builder.BuilderInput(c.sch.mod, target) for c in batch])
     inputs = [
         ms.runner.RunnerInput(b.artifact_path, "cpu", c.args_info)

@@ -18,7 +18,7 @@ import numpy as np
 
 from tvmflow import artifact, bench, config, frontend, in_model, npz, process, proof, verify
 from tvmflow.config import Config
-from tvmflow.errors import ArtifactError, CompileError, ModelError, OutputError
+from tvmflow.errors import ArtifactError, ModelError, OutputError
 from tvmflow.manifest import Manifest, Signature, Stage, Verdict
 
 
@@ -92,14 +92,15 @@ def bench_artifact(path: Path, model: Path | None, threads: int | None, budget_s
         feeds = proof.reference(cfg, manifest)[0][0].inputs
         samples, _ = process.call(
             "tvmflow.children:time_beside_peer", cfg, folder, feeds, threads, budget_s, what="timing the library",
-            error=ArtifactError, env={} if frontend.is_torch(cfg) else proof.RUN_ENV,
+            error=ArtifactError, env={} if frontend.is_torch(cfg) else proof.RUN_ENV, torch=frontend.is_torch(cfg),
         )  # fmt: skip
     return tuple(samples)
 
 
 def tasks(cfg: Config) -> list[dict[str, Any]]:
     """The tunable kernels of a config: one row each, with the record that serves it or what differs."""
-    rows, _ = process.call("tvmflow.tuning_children:tasks", cfg, what="extracting the tasks", error=CompileError)
+    rows, _ = process.call("tvmflow.tuning_children:tasks", cfg, what="extracting the tasks",
+                           torch=frontend.needs_torch(cfg))  # fmt: skip
     return list(rows)
 
 
@@ -116,8 +117,8 @@ def tune(cfgs: Sequence[Config], what: Selection, on_event: Callable[[Any], None
         on_event(event)
 
     found, _ = process.call(
-        "tvmflow.tuning_children:tune", cfgs, what.pattern, what.shard, what="tuning", error=CompileError,
-        on_event=heard,
+        "tvmflow.tuning_children:tune", cfgs, what.pattern, what.shard, what="tuning", on_event=heard,
+        torch=frontend.needs_torch(*cfgs),
     )  # fmt: skip
     last = next((event for event in reversed(progress) if not isinstance(event, str)), None)
     settled = {}
@@ -131,13 +132,15 @@ def tune(cfgs: Sequence[Config], what: Selection, on_event: Callable[[Any], None
 
 def passes(cfg: Config) -> dict[str, list[tuple[str, str]]]:
     """The named passes of this config's pipeline, per phase, each with why it is there."""
-    listing, _ = process.call("tvmflow.children:passes", cfg, what="listing the passes", error=CompileError)
+    listing, _ = process.call("tvmflow.children:passes", cfg, what="listing the passes",
+                              torch=frontend.needs_torch(cfg))  # fmt: skip
     return dict(listing)
 
 
 def inspect_model(cfg: Config) -> tuple[Signature, tuple[str, ...]]:
     """Imports a model and says what goes in and out, and what was rewritten on the way."""
-    (signature, notes), _ = process.call("tvmflow.children:inspect", cfg, what="importing the model")
+    (signature, notes), _ = process.call("tvmflow.children:inspect", cfg, what="importing the model",
+                                         torch=frontend.needs_torch(cfg))  # fmt: skip
     return signature, notes
 
 
@@ -152,8 +155,9 @@ def _build(cfg: Config, folder: Path, options: Options) -> Manifest:
             raise OutputError(f"--dump-ir {options.dump_ir}: {exc.strerror}", "name a folder") from None
     with proof.cuda_env(cfg.target.kind) as env:
         manifest, usage = process.call(
-            "tvmflow.children:build", cfg, folder, options.dump_ir, what="compiling", env=env, on_event=options.on_event
-        )
+            "tvmflow.children:build", cfg, folder, options.dump_ir, what="compiling", env=env,
+            on_event=options.on_event, torch=frontend.needs_torch(cfg),
+        )  # fmt: skip
     built: Manifest = manifest.model_copy(update={"peak_rss_bytes": usage.peak_rss_bytes})
     artifact.write_manifest(folder, built)
     return built

@@ -53,12 +53,14 @@ def call(
     error: type[TvmflowError] = CompileError,
     env: Mapping[str, str] | None = None,
     on_event: Callable[[Any], None] | None = None,
+    torch: bool = False,
 ) -> Reply:
     """Calls `function` ("package.module:name") with `args` in a process of its own.
 
     `what` names the work in messages ("building the library"). `env` adds variables; variables by which TVM's
     behaviour could be changed from outside are not passed on. `on_event` receives what the child passes to `emit`;
-    where it crashed, the message holds the last text.
+    where it crashed, the message holds the last text. Without `torch` the child cannot import it: tvm would, where it
+    is installed, and take three times as long to start.
     Returns the value and what it cost. Raises the child's TvmflowError, or `error` when the child crashed or raised
     anything else; its traceback and output are then in `details`.
     """
@@ -69,7 +71,7 @@ def call(
     started = time.monotonic()
     with tempfile.TemporaryFile() as log:
         child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "tvmflow.process", str(write_fd)],
+            [sys.executable, "-P", "-m", "tvmflow.process", str(write_fd), str(int(torch))],
             stdin=subprocess.PIPE, stdout=log, stderr=log, env=child_env, pass_fds=[write_fd], start_new_session=True,
         )
         os.close(write_fd)
@@ -190,6 +192,8 @@ def main() -> None:
     """The child: one request from standard input, its reply to the inherited descriptor."""
     from tvmflow import process  # the importable twin of __main__, whose `emit` the called function sees
 
+    if not int(sys.argv[2]):
+        sys.modules["torch"] = None  # type: ignore[assignment] # Python's own way to say that there is no such module
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)  # however the parent ends, so does this
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     Path("/proc/self/oom_score_adj").write_text("900")  # if memory runs out, this process goes, not the user's shell

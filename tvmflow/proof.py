@@ -74,8 +74,9 @@ def reference(cfg: Config, manifest: Manifest) -> tuple[list[verify.Feeds], str,
     for start, batch in [(0, inputs), *((index, [row]) for index, row in enumerate(inputs))]:
         try:
             (index, name, outputs), _ = process.call(
-                "tvmflow.frontend:first_accepted", cfg, batch, what="the reference", error=ReferenceRunError
-            )
+                "tvmflow.frontend:first_accepted", cfg, batch, what="the reference", error=ReferenceRunError,
+                torch=frontend.is_torch(cfg),
+            )  # fmt: skip
             return rows[start + index], name, outputs
         except ReferenceRunError as exc:
             errors.append(exc)
@@ -127,5 +128,6 @@ def _examples(cfg: Config) -> list[verify.Feeds]:
     """The inputs that the model brings along, if any."""
     if not frontend.is_torch(cfg):
         return []
-    inputs, _ = process.call("tvmflow.frontend:examples", cfg, what="the reference", error=ReferenceRunError)
+    inputs, _ = process.call("tvmflow.frontend:examples", cfg, what="the reference", error=ReferenceRunError,
+                             torch=True)  # fmt: skip
     return [verify.Feeds(inputs, {}, "example")]

@@ -25,6 +25,7 @@ from tvmflow.errors import ArtifactError, InputError
 from tvmflow.manifest import Constant, Signature
 
 # A library only loads into the run time whose structures it was compiled against.
+COPIED_BYTES = 4096
 ABI_PACKAGES = ("apache-tvm", "apache-tvm-ffi")
 _pool = threading.local()
 
@@ -65,7 +66,7 @@ class Session:
         inputs_.check(self.signature, arrays)
         _use_threads(self.threads)
         args = [self._tensor(arrays[spec.name]) for spec in self.signature.inputs]
-        return [_to_numpy(tensor) for tensor in _flat(self._call(args))]
+        return self._arrays(_flat(self._call(args)), args)
 
     def time_kernels(self, inputs: Mapping[str, Any], runs: int) -> dict[str, float]:
         """Seconds that each kernel takes of one run, by name, all its calls together: medians over `runs` runs.
@@ -91,6 +92,22 @@ class Session:
             self._vm.set_instrument(None)
         names = dict.fromkeys(name for run in taken for name in run)
         return {name: statistics.median(run.get(name, 0.0) for run in taken[1:]) for name in names}
+
+    def _arrays(self, outputs: list[Any], args: list[Any]) -> list[np.ndarray]:
+        """The outputs as arrays of their own.
+
+        A large one is the run time's memory itself, unless that is an input, a weight, or another output too.
+        """
+        taken = {*self._constant_places, *(tensor.data_ptr() for tensor in args)}
+        arrays = []
+        for tensor in outputs:
+            place = tensor.data_ptr()
+            own = place not in taken and self.manifest.target.kind == "llvm" and str(tensor.dtype) != "bfloat16"
+            array = np.from_dlpack(tensor) if own else tensor.numpy()
+            # Small constants of the model are the library's own memory.
+            arrays.append(array.copy() if own and array.nbytes < COPIED_BYTES else array)
+            taken.add(place)
+        return arrays
 
     def _call(self, args: list[Any]) -> Any:
         try:
@@ -120,6 +137,7 @@ class Session:
         self._vm = VirtualMachine(module, self._device)
         self._main = self._vm["main"]
         self._constants = [self._constant(folder, entry) for entry in manifest.constants]
+        self._constant_places = frozenset(tensor.data_ptr() for tensor in self._constants)
 
     def _constant(self, folder: Path, entry: Constant) -> Any:
         """One weight: on the CPU the mapped file itself, on a GPU a copy of it."""
@@ -161,7 +179,7 @@ def _use_threads(count: int) -> None:
 
     if getattr(_pool, "count", None) == count:
         return
-    os.environ["TVM_NUM_THREADS"] = str(max(count, target.cores()))
+    os.environ |= {**target.UNBOUND, **os.environ, "TVM_NUM_THREADS": str(max(count, target.cores()))}
     tvm.get_global_func("runtime.config_threadpool")(1, count)
     _pool.count = count
 
@@ -173,11 +191,6 @@ def _as_numpy(name: str, value: Any) -> np.ndarray:
         return np.from_dlpack(value) if hasattr(value, "__dlpack__") else np.asarray(value)
     except (TypeError, ValueError, RuntimeError, BufferError) as exc:
         raise InputError(f"`{name}`: not an array: {exc}", "give a numpy array or a CPU tensor with DLPack") from None
-
-
-def _to_numpy(tensor: Any) -> np.ndarray:
-    array: np.ndarray = tensor.numpy()
-    return array
 
 
 def _flat(result: Any) -> list[Any]:

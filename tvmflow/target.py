@@ -32,6 +32,9 @@ CPU_FEATURES = {
         "jsconv": "jscvt", "complxnum": "fcma",
     },
 }  # fmt: skip
+# TVM binds its worker threads to cores, but not the thread that calls: where that runs on a worker's core, the two take
+# turns, and kernels take twice their time until the system moves it. Left to the system, threads find free cores.
+UNBOUND = {"TVM_BIND_THREADS": "0"}
 ARCH_ALIASES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 

@@ -26,6 +26,11 @@ def is_torch(config: Config) -> bool:
     return path is None or path.suffix == ".pt2"
 
 
+def needs_torch(*configs: Config) -> bool:
+    """Whether a process that imports these models may need torch; functions under [kernels] may use it too."""
+    return any(is_torch(config) or config.kernels for config in configs)
+
+
 def load(config: Config) -> Model:
     """Imports the config's model. Raises ModelError, UnsupportedError, ConfigError."""
     if is_torch(config):

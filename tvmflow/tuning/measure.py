@@ -32,7 +32,7 @@ class Measurer:
     def __init__(self, target_json: str, threads: int, workers: int) -> None:
         """`target_json` is the tvm target as it prints itself; `threads` are those a candidate runs with."""
         self._context: ForkServerContext = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["tvmflow.tuning.worker"])
+        self._context.set_forkserver_preload(["tvmflow.tuning.forkserver"])
         self._workers = [_Worker(self._context, target_json, threads) for _ in range(workers)]
 
     def __enter__(self) -> Measurer:
@@ -81,8 +81,8 @@ class Measurer:
     def _build_all(
         self, jobs: Sequence[Job], numbers: Sequence[int], results: list[Measured | None]
     ) -> list[tuple[_Worker, list[int]]]:
-        """Builds on all workers at once; failures go to `results`."""
-        queue = list(numbers)
+        """Builds on all workers at once, the largest first; failures go to `results`."""
+        queue = sorted(numbers, key=lambda number: -len(jobs[number].module_json))
         busy: dict[_Worker, tuple[int, float]] = {}
         built: dict[_Worker, list[int]] = {item: [] for item in self._workers}
         while queue or busy:

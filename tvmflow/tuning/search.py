@@ -22,6 +22,8 @@ from tvmflow.tuning.worker import Job, median_s
 
 FINALISTS = 3  # candidates of a task that are measured once more, with its default schedule, when its search ends
 TURNS = 4
+PROTOCOL = "median of 3-10 samples of 1 ms, cold weights, warm first input"
+CONFIRMED = f"{PROTOCOL}; {TURNS} turns beside its rivals and the default"
 PLATEAU_ROUNDS, PLATEAU_GAIN = 3, 0.01  # a task that gained less than this in so many rounds is left
 # What MetaSchedule raises where its rules do not fit a kernel: the kernel keeps what it has.
 REFUSED = (ScheduleError, RuntimeError, ValueError)
@@ -70,25 +72,28 @@ class Search:
         return not self.exhausted and not flat and self.trials < trials_per_task
 
 
-def begin(search: Search, record: Record | None, measurer: Measurer) -> None:
-    """Measures what the task would run with today: its record, if it has one, and the default schedule."""
-    task = search.task
+def begin(search: Search, record: Record | None, measurer: Measurer, machine: tuple[tvm.target.Target, Any]) -> None:
+    """Measures where the search starts, and lays out its space; `machine` is the target and the cost model.
+
+    The starts are what the task would run with today, its record or its default schedule, and a blocking by rule. A
+    task that MetaSchedule's rules do not fit is exhausted at once.
+    """
+    task, (target, model) = search.task, machine
     search.default = _default(task)
+    search.trials = record.provenance.trials if record else 0
+    # A session that goes on must not draw what the one before it drew.
+    search.context = space.context(task.mod, target, task.name, search.seed + search.trials)
     replayed = replay(task.mod, record.trace) if record is not None else None
-    starts = [schedule for schedule in (replayed, search.default) if schedule is not None]
+    starts = [schedule for schedule in (replayed, search.default, space.start(search.context)) if schedule is not None]
     results = measurer.measure([job_of(s.mod) for s in starts], None)
     for schedule, result in zip(starts, results, strict=True):
         take(search, schedule, result)
-    search.start_s = search.best_s
-    search.trials = record.provenance.trials if record else 0
-
-
-def open_space(search: Search, target: tvm.target.Target, model: Any) -> None:
-    """Lets MetaSchedule lay out the task's space; a task that its rules do not fit is exhausted at once."""
-    # A session that goes on must not draw what the one before it drew.
-    search.context = space.context(search.task.mod, target, search.task.name, search.seed + search.trials)
+        if schedule is search.default or schedule is replayed:
+            search.start_s = min(search.start_s, median_s(result.samples_s) if result.samples_s else float("inf"))
+    careful = record is not None and record.provenance.protocol.startswith(CONFIRMED)
+    search.confirmed = careful and bool(search.best) and search.best[0].schedule is replayed
     try:
-        spaces = search.context.generate_design_space()
+        spaces = space.designs(search.context)
         search.context.pre_tuning(1 << 20, space.BATCH, spaces, search.measured, model)
     except REFUSED:
         search.exhausted = True

@@ -18,10 +18,8 @@ from tvmflow.target import cpu_name
 from tvmflow.tasks import Task
 from tvmflow.tuning import search, space
 from tvmflow.tuning.measure import Measurer
-from tvmflow.tuning.search import TURNS, Candidate, Search
+from tvmflow.tuning.search import CONFIRMED, PROTOCOL, Candidate, Search
 
-PROTOCOL = "median of 3-10 samples of 1 ms, cold weights, warm first input"
-CONFIRMED = f"{PROTOCOL}; {TURNS} turns beside its rivals and the default"
 CONFIRM_S = 1.5  # what measuring a task's finalists once more takes, about
 
 
@@ -119,9 +117,7 @@ class Session:
 
     def _begin(self, one: Search) -> None:
         record = self._kept.get(one.task.key)
-        search.begin(one, record, self.measurer)
-        one.confirmed = record is not None and record.provenance.protocol == CONFIRMED
-        search.open_space(one, self.target, self._model)
+        search.begin(one, record, self.measurer, (self.target, self._model))
         if record is None:
             self._keep(one)
         self._report(one)

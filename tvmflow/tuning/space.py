@@ -9,9 +9,11 @@ import sys
 from typing import Any
 
 import tvm
+from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
-from tvmflow.target import cores
+from tvmflow.kernels import blocking
+from tvmflow.target import cores, machine_of
 
 # EvolutionarySearch's defaults (512 x 4) take 17 to 70 s a round on one thread; these took 2 s with no loss seen.
 POPULATION, GENERATIONS, UNMEASURED = 128, 2, 32
@@ -24,7 +26,7 @@ PARALLEL_JOBS, VECTOR_EXTENT = 16, 64  # per core; elements. As in MetaSchedule'
 
 def context(mod: tvm.IRModule, target: tvm.target.Target, name: str, seed: int) -> ms.TuneContext:
     """The search of one task: MetaSchedule's rules for the target, evolutionary search with a smaller population."""
-    _load_intrinsics(str(target.kind.name))
+    _load_intrinsics(str(target.kind.name), str(target.attrs.get("mtriple", "")))
     strategy = ms.search_strategy.EvolutionarySearch(
         population_size=POPULATION, genetic_num_iters=GENERATIONS, init_min_unmeasured=UNMEASURED
     )
@@ -40,6 +42,22 @@ def context(mod: tvm.IRModule, target: tvm.target.Target, name: str, seed: int) 
     ))  # fmt: skip
 
 
+def designs(context: ms.TuneContext) -> list[Schedule]:
+    """The spaces of a task: MetaSchedule's, and for a product on a CPU our blocking; raises where no rule fits."""
+    own = Schedule(context.mod, seed=context.rand_state, debug_mask="none")
+    fits = context.target.kind.name == "llvm" and blocking.apply(own, informed=False)
+    return [*context.generate_design_space(), *([own] if fits else [])]
+
+
+def start(context: ms.TuneContext) -> Schedule | None:
+    """A product's blocking by rule, its weights in the layout that this wants; None for what is no product."""
+    schedule = Schedule(context.mod, debug_mask="none")
+    if context.target.kind.name != "llvm" or not blocking.apply(schedule, informed=True):
+        return None
+    schedule.enter_postproc()
+    return schedule if all(rule.apply(schedule) for rule in context.space_generator.postprocs) else None
+
+
 def _rule(rule: ms.ScheduleRule) -> ms.ScheduleRule:
     """The rule that stands for one of those that MetaSchedule chose for the target."""
     if isinstance(rule, ms.schedule_rule.ParallelizeVectorizeUnroll):
@@ -48,7 +66,7 @@ def _rule(rule: ms.ScheduleRule) -> ms.ScheduleRule:
 
 
 @functools.cache
-def _load_intrinsics(kind: str) -> None:
+def _load_intrinsics(kind: str, mtriple: str) -> None:
     """Registers the tensor intrinsics that the rules of a CPU may name, without those of every GPU.
 
     A TuneContext imports all of them, and the 496 for CUDA alone take over 20 s to parse. So their package is put in
@@ -59,13 +77,12 @@ def _load_intrinsics(kind: str) -> None:
     if kind != "llvm" or package in sys.modules or spec is None:
         return
     sys.modules[package] = importlib.util.module_from_spec(spec)
-    for machine in ("x86", "arm_cpu"):
-        importlib.import_module(f"{package}.{machine}")
+    importlib.import_module(f"{package}.arm_cpu" if machine_of(mtriple) == "aarch64" else f"{package}.x86")
 
 
 def cost_model(seed: int) -> Any:
     """XGBoost on MetaSchedule's features, one for all tasks of a session."""
-    return ms.cost_model.XGBModel(num_warmup_samples=BATCH, num_tuning_cores=cores(), config=_config(seed))
+    return ms.cost_model.XGBModel(num_warmup_samples=BATCH, num_tuning_cores=1, config=_config(seed))
 
 
 def _config(seed: int) -> Any:

@@ -21,11 +21,14 @@ import numpy as np
 import tvm
 from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 
+from tvmflow.target import UNBOUND
+
 MEMORY_BYTES = 8 << 30  # of data; a candidate that asks for more fails alone
 COLD_BYTES = 48 << 20  # weights rotate over copies of this size together, so that each run finds its own cold
 MAX_COPIES = 16
 SAMPLES, SAMPLE_S, BUDGET_S = 10, 1e-3, 0.25
-HOPELESS = 2.0  # a candidate whose first run takes this many times the task's best is not run again
+# A candidate that takes this many times the task's best is not run again: warm, and in its very first run.
+HOPELESS, HOPELESS_COLD = 2.0, 6.0
 
 
 Arg = tuple[str, tuple[int, ...]]  # dtype and shape
@@ -42,7 +45,7 @@ class Job:
 
 def serve(channel: Connection, target_json: str, threads: int) -> None:
     """Answers ("build", id, Job), ("run", id, best_s) and ("drop", id, None) until the other end closes."""
-    os.environ["TVM_NUM_THREADS"] = str(threads)
+    os.environ |= {"TVM_NUM_THREADS": str(threads), **UNBOUND}
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     target = tvm.target.Target(json.loads(target_json))
@@ -75,7 +78,9 @@ def _build(job: Job, target: tvm.target.Target) -> Any:
 def _run(kernel: Any, job: Job, best_s: float | None) -> tuple[float, ...]:
     """Seconds per call, one value per sample; a single one where the first run was hopeless."""
     sets = _argument_sets(job.args, job.weights)
-    kernel(*sets[0])  # pages and caches warm up, and so do the threads
+    first = _time(kernel, sets[:1])  # pages and caches warm up, and so do the threads
+    if best_s is not None and first > HOPELESS_COLD * best_s:
+        return (first,)
     first = _time(kernel, sets[1 % len(sets) :][:1])
     if best_s is not None and first > HOPELESS * best_s:
         return (first,)

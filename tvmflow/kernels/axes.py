@@ -1,0 +1,104 @@
+"""The axes of a kernel's blocks: which one makes vectors, which ones share what is loaded, how wide vectors get."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import tvm
+from tvm.s_tir import Schedule
+from tvm.tirx import IntImm, IterVar, Var
+
+LANES = 16  # elements of a vector: one AVX-512 or two AVX2 registers of float32
+
+
+def blocks_of(schedule: Schedule) -> list[tvm.s_tir.schedule.SBlockRV]:
+    return list(schedule.get_child_blocks(schedule.get_sblock("root")))
+
+
+def axis_kinds(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV) -> set[int]:
+    """The kinds of a block's axes; none for a scalar, or for loops that are no plain iteration over the axes."""
+    axes = schedule.get(block).iter_vars
+    return {axis.iter_type for axis in axes} if len(schedule.get_loops(block)) == len(axes) else set()
+
+
+def touches_bool(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV) -> bool:
+    """Whether a block reads or writes a buffer of booleans: TVM's vectors of them are wrong for intermediate buffers.
+
+    It takes their bytes for single bits, so that `not` gives 0xFE and `or` does not compile. Inlining them is no way
+    out: `not x == y` becomes an ordered `x != y`, which is false for NaN.
+    """
+    regions = [*schedule.get(block).reads, *schedule.get(block).writes]
+    return any(str(region.source.ty.dtype) == "bool" for region in regions)
+
+
+def axes_of(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV) -> list[Axis]:
+    """The axes of a block whose loops are a plain iteration over them, outermost first."""
+    pairs = zip(schedule.get_loops(block), schedule.get(block).iter_vars, strict=True)
+    return [Axis.of(schedule, loop, iter_var) for loop, iter_var in pairs]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One loop of a reduction: its block variable, its extent (1 where symbolic), and whether it is reduced."""
+
+    loop: tvm.s_tir.schedule.LoopRV
+    var: Var
+    extent: int
+    is_reduction: bool
+
+    @staticmethod
+    def of(schedule: Schedule, loop: tvm.s_tir.schedule.LoopRV, iter_var: IterVar) -> Axis:
+        return Axis(loop, iter_var.var, extent_of(schedule, loop), iter_var.iter_type == IterVar.CommReduce)
+
+
+def vector_axis(
+    schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV, spatial: list[Axis]
+) -> Axis | None:
+    """The axis whose neighbours lie next to each other in the output and in all that is read; None without one."""
+    statement = schedule.get(block)
+    for axis in reversed(spatial):
+        if width(axis.extent) < 4:
+            continue
+        written_last = _position(statement.writes[0], axis.var) == "last"
+        read_well = all(_position(region, axis.var) != "earlier" for region in statement.reads)
+        if written_last and read_well:
+            return axis
+    return None
+
+
+def is_outer_product(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV, row: Axis, vector: Axis) -> bool:
+    """Whether rows and vectors are read from different buffers, so that each load serves a whole row or column."""
+    reads = schedule.get(block).reads
+    return not any(_position(r, row.var) != "nowhere" and _position(r, vector.var) != "nowhere" for r in reads)
+
+
+def _position(region: tvm.s_tir.BufferRegion, var: Var) -> str:
+    """Where a buffer's indices use a variable: in the "last" axis, in an "earlier" one, or "nowhere".
+
+    Axes of size 1 do not count: 1x64x512x1 is as good as 64x512.
+    """
+    wide = [
+        index for index, size in zip(region.region, region.source.ty.shape, strict=True)
+        if not (isinstance(size, IntImm) and int(size) == 1)
+    ]  # fmt: skip
+    holds = [any(v.same_as(var) for v in tvm.tirx.analysis.undefined_vars(index.min)) for index in wide]
+    if any(holds[:-1]):
+        return "earlier"
+    return "last" if holds and holds[-1] else "nowhere"
+
+
+def extent_of(schedule: Schedule, loop: tvm.s_tir.schedule.LoopRV) -> int:
+    extent = schedule.get(loop).extent
+    return int(extent) if isinstance(extent, IntImm) else 1
+
+
+def width(extent: int) -> int:
+    """The vector width for an axis: 4, 2 or 1 whole registers where they divide it, else the most of one register.
+
+    Three registers as one vector cost LLVM a factor of ten: it knows powers of two.
+    """
+    return next((LANES * n for n in (4, 2, 1) if extent % (LANES * n) == 0), divisor(extent, LANES))
+
+
+def divisor(extent: int, limit: int) -> int:
+    return max(d for d in range(1, limit + 1) if extent % d == 0)
