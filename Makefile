@@ -63,5 +63,5 @@ $(VENV)/.base: pyproject.toml constraints.txt
 
 $(VENV)/.full: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -q -c constraints.txt -e '.[torch,cuda,dev]'
+	$(BIN)/pip install -q -c constraints.txt -e '.[torch,cuda,rpc,dev]'
 	touch $@ $(VENV)/.base

@@ -153,6 +153,19 @@ class TuningSection(Section):
     """Of everything random in the search."""
     require_tuned: Annotated[float, Field(ge=0, le=1)] | None = None
     """The share of a run's time that kernels from tuning records must take; less is an error of `compile`."""
+    measure: Literal["local", "rpc"] = "local"
+    """Where candidates run: on this machine, or on a device whose TVM RPC server a tracker knows."""
+    tracker: str | None = Field(default=None, pattern=r"^\S+:\d+$")
+    """The TVM RPC tracker that lends devices, as "host:port"; for measure = "rpc"."""
+    device_key: str | None = Field(default=None, pattern=r"^[\w.-]+$")
+    """The key under which the devices' RPC servers registered with the tracker; for measure = "rpc"."""
+
+    @model_validator(mode="after")
+    def _rpc_is_whole(self) -> TuningSection:
+        missing = [f"`{key}`" for key in ("tracker", "device_key") if getattr(self, key) is None]
+        if self.measure == "rpc" and missing:
+            raise ValueError(f'measure = "rpc" needs {" and ".join(missing)}')
+        return self
 
 
 class Tolerance(Section):

@@ -108,7 +108,7 @@ def tune(cfgs: Sequence[Config], what: Selection, on_event: Callable[[Any], None
     """Tunes the tasks of some configs, all into one database, then settles the winners inside the whole models.
 
     `on_event` gets a line of text, or a tuning.session.Progress after each batch. Only a session that has all tasks of
-    its models settles them there; after a part, `db merge` joins what the parts found.
+    its models settles them there, and only on this machine's CPU; after a part, `db merge` joins what the parts found.
     """
     progress: list[Any] = []
 
@@ -116,13 +116,14 @@ def tune(cfgs: Sequence[Config], what: Selection, on_event: Callable[[Any], None
         progress.append(event)
         on_event(event)
 
-    found, _ = process.call(
-        "tvmflow.tuning_children:tune", cfgs, what.pattern, what.shard, what="tuning", on_event=heard,
-        torch=frontend.needs_torch(*cfgs),
-    )  # fmt: skip
+    with proof.cuda_env(cfgs[0].target.kind) as env:
+        found, _ = process.call(
+            "tvmflow.tuning_children:tune", cfgs, what.pattern, what.shard, what="tuning", on_event=heard,
+            env=env, torch=frontend.needs_torch(*cfgs),
+        )  # fmt: skip
     last = next((event for event in reversed(progress) if not isinstance(event, str)), None)
     settled = {}
-    if found and what == Selection():
+    if found and what == Selection() and in_model.can_settle(cfgs[0]):
         for cfg in cfgs:
             on_event(f"measuring the winners inside {config.name(cfg)}")
             records = {one.key: one.records for one in found}

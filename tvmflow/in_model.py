@@ -31,6 +31,11 @@ class Settled:
     changed: int
 
 
+def can_settle(cfg: Config) -> bool:
+    """Whether whole models of this config run here, and their kernels can be timed: on this machine's CPU."""
+    return cfg.tuning.measure == "local" and cfg.target.kind == "llvm"
+
+
 def settle(cfg: Config, found: Mapping[str, Sequence[Record]], build: Build) -> Settled:
     """Lets each task in `found` keep the record that is fastest inside the model of `cfg`.
 

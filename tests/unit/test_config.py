@@ -70,6 +70,20 @@ BAD = {
         ENTRY + '[kernels.a]\nentry = "m:f"\nreplaces = [3]',
         "kernels.a.replaces.0: input should be a valid string (it is 3)",
     ),
+    "rpc without its tracker": (
+        ENTRY + '[tuning]\nmeasure = "rpc"\ndevice_key = "pi4"', 'tuning: measure = "rpc" needs `tracker`',
+    ),
+    "rpc without anything": (
+        ENTRY + '[tuning]\nmeasure = "rpc"', 'tuning: measure = "rpc" needs `tracker` and `device_key`',
+    ),
+    "a tracker without a port": (
+        ENTRY + '[tuning]\nmeasure = "rpc"\ntracker = "lab"\ndevice_key = "pi4"',
+        "tuning.tracker: string should match pattern '^\\S+:\\d+$' (it is \"lab\")",
+    ),
+    "measuring somewhere else": (
+        ENTRY + '[tuning]\nmeasure = "remote"',
+        "tuning.measure: input should be 'local' or 'rpc' (it is \"remote\")",
+    ),
     "no seeds": (
         ENTRY + "[verify]\nseeds = []", "verify.seeds: tuple should have at least 1 item after validation, not 0",
     ),

@@ -127,9 +127,14 @@ def schedule_steps(kind: str) -> tuple[Step, ...]:
     """Default schedules for the kernels that have none."""
     if kind != "cuda":
         return (Step("DefaultSchedule", "register tiles and vectors for untuned kernels", DefaultSchedule()),)
+    apply = dlight.ApplyDefaultSchedule(*gpu_rules())
+    return (Step("ApplyDefaultSchedule", "DLight schedules for untuned kernels", apply),)
+
+
+def gpu_rules() -> tuple[dlight.ScheduleRule, ...]:
+    """DLight's rules for a GPU; the first that fits a kernel schedules it."""
     gpu = dlight.gpu
-    rules = (gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback())
-    return (Step("ApplyDefaultSchedule", "DLight schedules for untuned kernels", dlight.ApplyDefaultSchedule(*rules)),)
+    return (gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback())
 
 
 def run(mod: tvm.IRModule, steps: tuple[Step, ...], after: AfterStep) -> tvm.IRModule:
