@@ -3,9 +3,9 @@
     python benchmarks/tuning_throughput.py [TRIALS] [SEED]      # default 128 per task, seed 0
 
 Two tables, two threads, everything in one run. "Sessions": each side tunes the same tasks from the same seed with its
-own search; upstream's is `tune_tir` with its defaults. The best schedules of both are then measured in turns by one
-measurer. "Measuring": the same batch of candidates, built and run by each side's builder and runner, search left out.
-Starting workers counts on both sides.
+own search; upstream's is `tune_tir` with its defaults. "Measuring": the same batch of candidates, built and run by each
+side's builder and runner, search left out. Starting workers counts on both sides, once, with the first task. The best
+schedules that the two sides found are then measured in turns by one measurer.
 """
 
 from __future__ import annotations
@@ -88,12 +88,10 @@ def sessions(trials: int, seed: int, target: tvm.target.Target) -> None:
     for name, (function, flop) in kernels().items():
         mod = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
         ours, theirs = (tune(mod, target, trials, seed) for tune in (our_session, upstream_session))
-        with Measurer(str(target), THREADS, THREADS) as measurer:
-            results = measurer.measure([job_of(side.best.mod) for side in (ours, theirs)], None, turns=8)
-        speeds = [flop / median_s(result.samples_s) / 1e9 for result in results]
+        best = speeds([ours.best, theirs.best], flop, target)
         rates = [side.trials / side.seconds for side in (ours, theirs)]
         cells = [f"{s.trials}, {s.seconds:.0f}, {rate:.2f}" for s, rate in zip((ours, theirs), rates, strict=True)]
-        print(f"| {name} | {cells[0]} | {cells[1]} | {rates[0] / rates[1]:.1f} | {speeds[0]:.0f} | {speeds[1]:.0f} |",
+        print(f"| {name} | {cells[0]} | {cells[1]} | {rates[0] / rates[1]:.1f} | {best[0]:.0f} | {best[1]:.0f} |",
               flush=True)  # fmt: skip
 
 
@@ -104,39 +102,59 @@ def candidates(mod: tvm.IRModule, target: tvm.target.Target, count: int) -> list
     return list(context.generate_measure_candidates())[:count]
 
 
-def our_measuring(batch: list[ms.MeasureCandidate], target: tvm.target.Target) -> tuple[float, float]:
-    """(seconds, best seconds per call)."""
-    started = time.perf_counter()
-    with Measurer(str(target), THREADS, THREADS) as measurer:
-        results = measurer.measure([job_of(c.sch.mod) for c in batch], None)
-    best = min(median_s(result.samples_s) for result in results if result.samples_s)
-    return time.perf_counter() - started, best
+def our_measuring(batch: list[ms.MeasureCandidate], measurer: Measurer) -> int:
+    """The number of the best."""
+    results = measurer.measure([job_of(c.sch.mod) for c in batch], None)
+    return min((median_s(result.samples_s), n) for n, result in enumerate(results) if result.samples_s)[1]
 
 
-def upstream_measuring(batch: list[ms.MeasureCandidate], target: tvm.target.Target) -> tuple[float, float]:
-    """(seconds, best seconds per call)."""
-    started = time.perf_counter()
-    builder = ms.builder.LocalBuilder(max_workers=THREADS, timeout_sec=300)
+def upstream_measuring(
+    batch: list[ms.MeasureCandidate], target: tvm.target.Target, builder: ms.Builder, runner: ms.Runner
+) -> int:  # fmt: skip
+    """The number of the best."""
     built = builder.build([ms.builder.BuilderInput(c.sch.mod, target) for c in batch])
-    inputs = [
-        ms.runner.RunnerInput(b.artifact_path, "cpu", c.args_info)
-        for b, c in zip(built, batch, strict=True)
-        if b.artifact_path
-    ]
-    results = [future.result() for future in ms.runner.LocalRunner().run(inputs)]
-    best = min(median_s(tuple(map(float, r.run_secs))) for r in results if r.run_secs)
-    return time.perf_counter() - started, best
+    numbers = [number for number, result in enumerate(built) if result.artifact_path]
+    inputs = [ms.runner.RunnerInput(built[n].artifact_path, "cpu", batch[n].args_info) for n in numbers]
+    results = [future.result() for future in runner.run(inputs)]
+    found = zip(numbers, results, strict=True)
+    return min((median_s(tuple(map(float, r.run_secs))), n) for n, r in found if r.run_secs)[1]
+
+
+def speeds(schedules: list[Schedule], flop: float, target: tvm.target.Target) -> list[float]:
+    """GFLOP/s of each, measured in turns."""
+    with Measurer(str(target), THREADS, THREADS) as measurer:
+        results = measurer.measure([job_of(schedule.mod) for schedule in schedules], None, turns=8)
+    return [flop / median_s(result.samples_s) / 1e9 for result in results]
 
 
 def measuring(count: int, target: tvm.target.Target) -> None:
     print("\nMeasuring\n\n| task | candidates | ours trials/s | upstream trials/s | ratio | ours best GFLOP/s "
           "| upstream best |\n|---|---|---|---|---|---|---|", flush=True)  # fmt: skip
-    for name, (function, flop) in kernels().items():
-        batch = candidates(tvm.IRModule({"main": function.with_attr("global_symbol", "main")}), target, count)
-        (our_s, our_best), (their_s, their_best) = our_measuring(batch, target), upstream_measuring(batch, target)
-        print(f"| {name} | {len(batch)} | {len(batch) / our_s:.2f} | {len(batch) / their_s:.2f} "
-              f"| {their_s / our_s:.1f} | {flop / our_best / 1e9:.0f} | {flop / their_best / 1e9:.0f} |",
-              flush=True)  # fmt: skip
+    totals = [0, 0.0, 0.0]
+    clock = time.perf_counter
+    started = clock()
+    with Measurer(str(target), THREADS, THREADS) as measurer:
+        starts = [clock() - started]
+        started = clock()
+        builder, runner = ms.builder.LocalBuilder(max_workers=THREADS, timeout_sec=300), ms.runner.LocalRunner()
+        starts.append(clock() - started)
+        for name, (function, flop) in kernels().items():
+            batch = candidates(tvm.IRModule({"main": function.with_attr("global_symbol", "main")}), target, count)
+            times = [clock()]
+            best = [our_measuring(batch, measurer)]
+            times.append(clock())
+            best.append(upstream_measuring(batch, target, builder, runner))
+            times.append(clock())
+            seconds = [times[1] - times[0] + starts[0], times[2] - times[1] + starts[1]]
+            starts = [0.0, 0.0]  # once, with the first task
+            totals = [totals[0] + len(batch), totals[1] + seconds[0], totals[2] + seconds[1]]
+            found = speeds([batch[n].sch for n in best], flop, target)
+            print(f"| {name} | {_rates(len(batch), *seconds)} | {found[0]:.0f} | {found[1]:.0f} |", flush=True)
+    print(f"| both | {_rates(*totals)} | | |")
+
+
+def _rates(count: float, ours_s: float, theirs_s: float) -> str:
+    return f"{count} | {count / ours_s:.2f} | {count / theirs_s:.2f} | {theirs_s / ours_s:.1f}"
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+PAUSE_S = 0.02  # between turns: threads that look for work a while before they sleep would take it from the next one
 BLOCK_S = 0.05  # one callable's turn within a round: long enough that its threads are awake, short against drift
 
 
@@ -43,7 +44,8 @@ def ratio(samples: Samples, baseline: Samples) -> float:
 
 
 def _block(function: Callable[[], object]) -> list[float]:
-    """One turn: a call that wakes caches and threads, unmeasured, then calls for about BLOCK_S seconds."""
+    """Times calls for about BLOCK_S seconds, behind a pause and a call that does not count."""
+    time.sleep(PAUSE_S)
     function()
     taken: list[float] = []
     while not taken or sum(taken) < BLOCK_S:

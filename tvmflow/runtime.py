@@ -179,7 +179,7 @@ def _use_threads(count: int) -> None:
 
     if getattr(_pool, "count", None) == count:
         return
-    os.environ |= {**target.UNBOUND, **os.environ, "TVM_NUM_THREADS": str(max(count, target.cores()))}
+    os.environ |= {**target.THREADING, **os.environ, "TVM_NUM_THREADS": str(max(count, target.cores()))}
     tvm.get_global_func("runtime.config_threadpool")(1, count)
     _pool.count = count
 

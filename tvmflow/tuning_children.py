@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
+import platform
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvmflow import frontend
 from tvmflow.config import Config
-from tvmflow.errors import ConfigError
+from tvmflow.errors import ConfigError, TargetError
 from tvmflow.process import emit
 
 if TYPE_CHECKING:
     from tvmflow.database import Match, Miss, Record
     from tvmflow.prepare import Setting
     from tvmflow.tasks import Task
+    from tvmflow.tuning.measure import Measurer
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ class Found:
 
 
 def tasks(cfg: Config) -> list[dict[str, Any]]:
-    """One row per task: operator, calls, FLOP, key, and the record that serves it or what differs from the nearest."""
+    """One row per task: operator, shapes, calls, FLOP, key, and its record, or what differs from the nearest one."""
     from tvmflow.database import Store
     from tvmflow.target import host_features
 
@@ -48,21 +52,21 @@ def tune(cfgs: Sequence[Config], pattern: str, shard: tuple[int, int]) -> list[F
     that was searched.
     """
     from tvmflow.database import Store
-    from tvmflow.target import cores
     from tvmflow.tuning import peak
-    from tvmflow.tuning.measure import Measurer
     from tvmflow.tuning.session import Limits, Session
 
     database, tuning = _database(cfgs), cfgs[0].tuning
+    _check_device(cfgs[0])
     found, setting = _extracted_all(cfgs)
     chosen = _chosen(found, pattern, shard)
-    database.mkdir(parents=True, exist_ok=True)
     store = Store(database)
+    store.create()
     target, threads = setting.tvm_target, setting.target.threads
     limits = Limits(tuning.trials_per_task, tuning.minutes * 60, tuning.seed)
-    with Measurer(str(target), threads, cores()) as measurer:
+    with _measurer(cfgs[0], setting) as measurer:
         emit("measuring the machine's peak")
-        session = Session(target, limits, measurer, store, emit, peak.fma_gflops(target, threads, measurer))
+        best = peak.fma_gflops(target, threads, measurer) if setting.target.kind == "llvm" else None
+        session = Session(target, limits, measurer, store, emit, best)
         outcomes = session.tune(chosen, store.read().by_key)
     return [Found(one.task.key, one.records) for one in outcomes]
 
@@ -77,6 +81,49 @@ def _database(cfgs: Sequence[Config]) -> Path:
         hint = "name the folder for records, e.g. --set tuning.database=tuning_db"
         raise ConfigError("tuning.database: missing", hint)
     return folder
+
+
+def _check_device(cfg: Config) -> None:
+    """Raises TargetError where candidates would have to run on what is not here."""
+    from tvmflow import target as targets
+
+    if cfg.tuning.measure == "rpc":
+        return
+    hint = 'tune on such a machine, or on one reached over RPC: tuning.measure = "rpc"'
+    if cfg.target.kind == "cuda":
+        from tvmflow.build import cuda
+
+        found, wanted = cuda.detect_arch(), cfg.target.arch
+        if found is None:
+            raise TargetError("tune: no GPU is here, and candidates for one are measured on it", hint)
+        if wanted is not None and wanted.rstrip("af") != found:
+            raise TargetError(f"tune: target.arch is {wanted}, the GPU here is {found}", hint)
+        return
+    target = targets.resolve(cfg.target)
+    if target.machine != platform.machine():
+        raise TargetError(f"tune: this machine is {platform.machine()}, the target {target.machine}", hint)
+    if missing := set(target.features) - targets.host_features():
+        raise TargetError(f"tune: this CPU lacks what {target.mcpu} has: {', '.join(sorted(missing))}", hint)
+
+
+def _measurer(cfg: Config, setting: Setting) -> Measurer:
+    """Where the candidates of a config are built and run; raises TargetError where its device cannot be had."""
+    from tvmflow.build import candidates, library
+    from tvmflow.target import cores
+    from tvmflow.tuning.measure import Measurer
+
+    target, target_json = setting.target, str(setting.tvm_target)
+    building = functools.partial(candidates.cuda_step, target.arch, cfg.numerics) if target.arch else nullcontext
+    if cfg.tuning.measure == "rpc":
+        from tvmflow.tuning.rpc import Libraries, RpcMeasurer, Tracker
+
+        tracker = Tracker.of(str(cfg.tuning.tracker), str(cfg.tuning.device_key))
+        return RpcMeasurer(tracker, Libraries(target_json, target.threads, library.linker(target), building), cores())
+    if target.kind == "cuda":
+        from tvmflow.tuning.gpu import GpuMeasurer
+
+        return GpuMeasurer(target_json, building, cores())
+    return Measurer(target_json, target.threads, cores())
 
 
 def _extracted_all(cfgs: Sequence[Config]) -> tuple[tuple[Task, ...], Setting]:
@@ -116,7 +163,9 @@ def _extracted(cfg: Config) -> tuple[tuple[Task, ...], Setting]:
 def _row(task: Task, answer: Match | Miss | None) -> dict[str, Any]:
     from tvmflow.database import Match, difference
 
-    row = {"name": task.name, "calls": task.weight, "gflop": task.flop / 1e9, "key": task.key}
+    shapes = ["x".join(str(int(size)) for size in param.ty.shape) or "scalar" for param in task.mod["main"].params]
+    row = {"name": task.name, "shapes": " ".join(shapes[:-1]) + f" -> {shapes[-1]}", "calls": task.weight,
+           "gflop": task.flop / 1e9, "key": task.key}  # fmt: skip
     if isinstance(answer, Match):
         record = answer.record
         origin = "exact" if answer.exact else f"of {record.parts.target['mcpu']}"

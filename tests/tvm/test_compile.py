@@ -90,6 +90,30 @@ def test_python_interface(small: Path) -> None:
     np.testing.assert_array_equal(session.run({"x": odd})["y"], session.run({"x": x})["y"])
 
 
+def test_outputs_are_arrays_of_their_own(tmp_path: Path) -> None:
+    """An input, a weight or one value given back twice: writing to one output changes nothing else."""
+    weight = np.arange(4096, dtype="f4")
+    shape = [1, 4096]
+    nodes = [helper.make_node("Identity", ["x"], ["same"]), helper.make_node("Identity", ["w"], ["weight"]),
+             helper.make_node("Relu", ["x"], ["one"]), helper.make_node("Identity", ["one"], ["two"])]  # fmt: skip
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, size)
+               for name, size in (("same", shape), ("weight", [4096]), ("one", shape), ("two", shape))]  # fmt: skip
+    graph = helper.make_graph(nodes, "alias", [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)], outputs,
+                              [numpy_helper.from_array(weight, "w")])  # fmt: skip
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "a.onnx")
+    assert run("compile", "a.onnx", cwd=tmp_path).returncode == 0
+    session = tvmflow.load(tmp_path / "a.tvmflow")
+    torch = pytest.importorskip("torch", reason="the extra `torch` is not installed")
+    x = torch.full(shape, 2.0).numpy()  # stands where the library reads it in place
+    for _ in range(2):
+        got = session.run({"x": x})
+        want = {"same": x.copy(), "weight": weight, "one": x.copy(), "two": x.copy()}
+        for name in got:
+            np.testing.assert_array_equal(got[name], want[name])
+            got[name][:] = -1
+        np.testing.assert_array_equal(x, np.full(shape, 2.0, "f4"))
+
+
 def test_dlpack_inputs_need_no_copy_by_the_user(small: Path) -> None:
     torch = pytest.importorskip("torch", reason="the extra `torch` is not installed")
     session = tvmflow.load(small / "small.tvmflow")

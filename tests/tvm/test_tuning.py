@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,8 +20,13 @@ from onnx import TensorProto, helper, numpy_helper
 from tvm import te
 from tvm.script import tirx as T  # noqa: N812 # TVMScript's own name
 
+import tvmflow
+from tvmflow import target as targets
 from tvmflow import tasks
+from tvmflow.config import NumericsSection, TargetSection
 from tvmflow.database import Store
+from tvmflow.errors import SetupError
+from tvmflow.tuning import search, space
 from tvmflow.tuning.measure import Measurer
 from tvmflow.tuning.worker import Job
 
@@ -109,6 +115,11 @@ def test_hopeless_candidates_end_early(measurer: Measurer) -> None:
     assert len(result.samples_s) == 1
 
 
+def test_workers_that_cannot_start_are_one_error() -> None:
+    with pytest.raises(SetupError, match=r"a process for candidates did not start"):
+        Measurer("no target", threads=2, workers=2)
+
+
 # --- sessions ---------------------------------------------------------------------------------------------------------
 
 
@@ -165,8 +176,65 @@ def test_tune_then_compile_from_the_records(model: Path) -> None:
     assert more["trials"] == summary["trials"]
 
 
+def test_winners_are_settled_in_the_model_and_what_is_required_is_checked(model: Path) -> None:
+    untuned = command("compile", "m.onnx", "-o", "d", "--require-tuned", "0.9", "--set", "numerics.fast_math=true")
+    fails = subprocess.run(untuned, cwd=model, capture_output=True, text=True, check=False)
+    assert fails.returncode == 7
+    assert "tuned kernels take 0.0% of the time, tuning.require_tuned is 90.0%" in fails.stderr
+    assert "next: tvmflow tune m.onnx" in fails.stderr
+    assert not (model / "d").exists()
+    summary = json.loads(run(model, "tune", "m.onnx", "--minutes", "1", "--trials-per-task", "64", "--json"))
+    assert summary["settled"]["m"]["kept_s"] <= summary["settled"]["m"]["default_s"]
+    manifest = json.loads(run(model, "compile", "m.onnx", "-o", "d", "--require-tuned", "0.5", "--json"))
+    records = Store(model / "db").read().by_key
+    assert {kernel["key"] for kernel in manifest["kernels"]} <= set(records)
+    assert all(kernel["gflops"] == pytest.approx(records[kernel["key"]].gflops) for kernel in manifest["kernels"])
+
+
+def test_two_checkouts_with_one_database_build_the_same_bytes(model: Path, tmp_path: Path) -> None:
+    shutil.copytree(Path(tvmflow.__file__).parent, tmp_path / "tvmflow", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(model / "m.onnx", tmp_path)
+    shutil.copytree(model / "db", tmp_path / "db")
+    here, there = (json.loads(run(folder, "compile", "m.onnx", "-o", "e", "--json")) for folder in (model, tmp_path))
+    assert here["files"] == there["files"]
+    assert {kernel["origin"] for kernel in there["kernels"]} == {"tuned"}
+
+
+def test_shards_share_the_tasks_out(model: Path) -> None:
+    parts = []
+    for index in (1, 2):
+        subprocess.run(
+            [sys.executable, "-m", "tvmflow.cli", "tune", "m.onnx", "--shard", f"{index}/2", "--trials-per-task", "32",
+             "--set", f"tuning.database=part{index}"], cwd=model, check=True, capture_output=True,
+        )  # fmt: skip
+        parts.append(set(Store(model / f"part{index}").read().by_key))
+    assert not parts[0] & parts[1]
+    assert parts[0] | parts[1] == {row["key"] for row in json.loads(run(model, "tasks", "m.onnx", "--json"))}
+    done = subprocess.run(command("tune", "m.onnx", "--shard", "3/2"), cwd=model, capture_output=True, text=True,
+                          check=False)  # fmt: skip
+    assert (done.returncode, "--shard 3/2: not of the form I/N" in done.stderr) == (2, True)
+
+
+def test_candidates_in_quarantine_are_not_run(tmp_path: Path, measurer: Measurer) -> None:
+    target = tvm.target.Target(json.loads(TARGET))
+    mod, workload = tasks.canonical(matmul(32, 32, 32))
+    numerics = NumericsSection()
+    parts = tasks.key_parts(workload, targets.resolve(TargetSection(threads=2)), numerics)
+    store, task = Store(tmp_path), tasks.Task("matmul", parts, mod, 1, 2 * 32**3, 2)
+    drawn = search.Search(task, seed=3)
+    search.begin(drawn, None, measurer, (target, space.cost_model(3)))
+    assert drawn.context is not None
+    candidates = list(drawn.context.generate_measure_candidates())[:8]
+    for candidate in candidates[::2]:
+        for _ in range(2):
+            store.accuse(parts, search.trace_hash(candidate.sch), "crashed")
+    results = search._measure(drawn, candidates, measurer, store.quarantined(parts))
+    assert [result.error for result in results[::2]] == ["in quarantine"] * 4
+    assert all(result.samples_s for result in results[1::2])
+
+
 def test_a_killed_session_leaves_a_valid_database(model: Path) -> None:
-    for delay_s in (6.0, 9.0):
+    for delay_s in (4.0, 6.0, 9.0):
         child = subprocess.Popen(command("tune", "m.onnx", "--minutes", "5", "--trials-per-task", "4096"), cwd=model,
                                  stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
         time.sleep(delay_s)
@@ -180,6 +248,10 @@ def test_tune_says_what_it_needs(model: Path) -> None:
     bare = [sys.executable, "-m", "tvmflow.cli", "tune", "m.onnx"]
     done = subprocess.run(bare, cwd=model, capture_output=True, text=True, check=False)
     assert (done.returncode, "tuning.database: missing" in done.stderr) == (3, True)
+    (model / "file").touch()
+    done = subprocess.run([*bare, "--set", "tuning.database=file"], cwd=model, capture_output=True, text=True,
+                          check=False)  # fmt: skip
+    assert (done.returncode, "file: cannot be written: File exists" in done.stderr) == (15, True)
     done = subprocess.run(command("tune", "m.onnx", "--tasks", "zzz"), cwd=model, capture_output=True, text=True,
                           check=False)  # fmt: skip
     assert (done.returncode, "matches none of 2 tasks" in done.stderr) == (3, True)

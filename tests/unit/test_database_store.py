@@ -65,6 +65,18 @@ def test_targets_and_numerics_have_folders_of_their_own(store: Store) -> None:
     assert store.read().faults == ()
 
 
+def test_what_was_measured_with_more_care_replaces_what_it_confirms(store: Store) -> None:
+    lucky, careful, better = record_of(1, 1e-3), record_of(1, 2e-3), record_of(1, 1.5e-3)
+    store.add([lucky])
+    others = [record for record in store.read().records if record.key != lucky.key]
+    store.replace(careful, lucky)
+    assert set(store.read().by_key) == {careful.key, *(record.key for record in others)}
+    assert store.read().by_key[careful.key] == careful
+    store.keep(better)  # somebody else was faster meanwhile
+    store.replace(record_of(1, 1.8e-3), careful)
+    assert store.read().by_key[careful.key] == better
+
+
 def test_the_better_record_stays_whatever_the_order(store: Store, tmp_path: Path) -> None:
     fast, slow, tie = record_of(1, 5e-4), record_of(1, 2e-3), record_of(1, 5e-4, seed=7)
     added = store.add([slow, fast, record_of(9)])

@@ -34,6 +34,7 @@ def _importable(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPa
         "    part.rename(pathlib.Path(folder, 'pid'))\n    time.sleep(600)\n"
         "def leave():\n    os._exit(3)\n"
         "def variable(name):\n    return os.environ.get(name)\n"
+        "def has(name):\n    import importlib.util\n    return importlib.util.find_spec(name) is not None\n"
         "def grow(size):\n    block = bytearray(size)\n    block[::4096] = b'1' * len(block[::4096])\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(folder))
@@ -99,6 +100,12 @@ def test_variables_that_change_a_build_are_not_passed_on(name: str, monkeypatch:
 
 def test_other_variables_are() -> None:
     assert process.call(f"{HERE}:variable", "PATH", what="asking")[0] == os.environ["PATH"]
+
+
+def test_torch_is_hidden_unless_asked_for() -> None:
+    pytest.importorskip("torch", reason="the extra `torch` is not installed")
+    assert process.call(f"{HERE}:has", "torch", what="looking")[0] is False
+    assert process.call(f"{HERE}:has", "torch", what="looking", torch=True)[0] is True
 
 
 def test_peak_memory_is_the_childs() -> None:

@@ -76,6 +76,11 @@ class Store:
 
     path: Path
 
+    def create(self) -> None:
+        """Makes the folder where there is none. Raises DatabaseError where that cannot be."""
+        with locked(self.path):
+            pass
+
     def read(self) -> Reading:
         """All records and faults. Raises DatabaseError where no folder is."""
         self._check_there()

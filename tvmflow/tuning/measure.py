@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import multiprocessing
 import multiprocessing.connection
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerContext
+from typing import Self
 
+from tvmflow.errors import SetupError, TvmflowError
+from tvmflow.target import SPIN_S, cpu_name
 from tvmflow.tuning import worker
-from tvmflow.tuning.worker import Job
+from tvmflow.tuning.worker import Job, Place
 
+START_TIMEOUT_S = 120.0
 BUILD_TIMEOUT_S = 30.0
 RUN_TIMEOUT_S = 3.0
 HOPELESS_TIMES = 20  # a run is killed at this many times the task's best
@@ -19,7 +25,7 @@ HOPELESS_TIMES = 20  # a run is killed at this many times the task's best
 
 @dataclass(frozen=True)
 class Measured:
-    """Seconds per call of one candidate, or why there are none; `killed` if its worker did not survive it."""
+    """Seconds per call of one candidate, or why there are none; `killed` if it took a process down with it."""
 
     samples_s: tuple[float, ...] = ()
     error: str = ""
@@ -29,13 +35,20 @@ class Measured:
 class Measurer:
     """A set of workers. Use as a context manager: they end with it."""
 
+    protocol = "median of 3-6 samples of 1 ms, cold weights, warm first input"
+    overhead_s = 0.0  # what a run may take beside the candidate
+
     def __init__(self, target_json: str, threads: int, workers: int) -> None:
         """`target_json` is the tvm target as it prints itself; `threads` are those a candidate runs with."""
-        self._context: ForkServerContext = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["tvmflow.tuning.forkserver"])
-        self._workers = [_Worker(self._context, target_json, threads) for _ in range(workers)]
+        self.device = cpu_name()
+        self._start(functools.partial(worker.Cpu, target_json, threads), workers)
 
-    def __enter__(self) -> Measurer:
+    def _start(self, make_place: Callable[[], Place], workers: int) -> None:
+        context: ForkServerContext = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["tvmflow.tuning.forkserver"])
+        self._workers = [_Worker(context, make_place) for _ in range(workers)]
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -53,6 +66,7 @@ class Measurer:
             built = self._build_all(jobs, pending, results)
             for turn in range(turns):
                 for owner, numbers in built:
+                    time.sleep(SPIN_S)  # until the threads of the worker before it are asleep
                     best_s = self._run_all(owner, numbers, results, best_s, last=turn == turns - 1)
             pending = [number for number in pending if results[number] is None]
         return [result if result is not None else Measured(error="not measured") for result in results]
@@ -62,7 +76,7 @@ class Measurer:
     ) -> float | None:  # fmt: skip
         """One turn of what a worker has built; returns the best median seen. Leaves in `numbers` what it still has."""
         for number in list(numbers):
-            result = owner.ask(("run", number, best_s), _run_timeout(best_s))
+            result = owner.ask(("run", number, best_s), run_timeout_s(best_s) + self.overhead_s)
             if owner.fresh:  # it died of this candidate, and with it went all that it had built
                 results[number] = result
                 owner.fresh = False
@@ -113,7 +127,7 @@ def _joined(a: Measured, b: Measured) -> Measured:
     return Measured(samples_s=a.samples_s + b.samples_s)
 
 
-def _run_timeout(best_s: float | None) -> float:
+def run_timeout_s(best_s: float | None) -> float:
     """Seconds for all runs of one candidate, its compilation to machine code included."""
     return RUN_TIMEOUT_S if best_s is None else min(RUN_TIMEOUT_S, max(1.0, HOPELESS_TIMES * best_s))
 
@@ -121,31 +135,48 @@ def _run_timeout(best_s: float | None) -> float:
 class _Worker:
     """One worker process and the pipe to it; replaced by a new one when it dies or hangs."""
 
-    def __init__(self, context: ForkServerContext, target_json: str, threads: int) -> None:
-        self._start = (context, target_json, threads)
+    def __init__(self, context: ForkServerContext, make_place: Callable[[], Place]) -> None:
+        self._start = (context, make_place)
         self.fresh = False
         self._begin()
 
     def _begin(self) -> None:
-        context, target_json, threads = self._start
+        context, make_place = self._start
         self.channel, theirs = context.Pipe()
-        self._process = context.Process(target=worker.serve, args=(theirs, target_json, threads), daemon=True)
+        self._process = context.Process(target=worker.serve, args=(theirs, make_place), daemon=True)
         self._process.start()
         theirs.close()
+        try:
+            status, payload = self.channel.recv() if self.channel.poll(START_TIMEOUT_S) else ("late", None)
+        except (EOFError, ConnectionResetError):
+            status, payload = "dead", None
+        if isinstance(payload, TvmflowError):
+            raise payload
+        if status != "ok":
+            raise SetupError(f"a process for candidates did not start: {status} (exit code {self._process.exitcode})",
+                             "what it printed stands above; `tvmflow doctor` checks the installation")  # fmt: skip
 
     def send(self, message: object) -> None:
-        self.channel.send(message)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `receive` finds it dead
+            self.channel.send(message)
 
     def ask(self, message: object, timeout_s: float) -> Measured:
         self.send(message)
         return self.receive(timeout_s)
 
     def receive(self, timeout_s: float) -> Measured:
-        """The answer to what was sent; a dead or hanging worker is replaced, and `fresh` says so."""
+        """The answer to what was sent; a dead or hanging worker is replaced, and `fresh` says so.
+
+        Raises the TvmflowError of a worker that can measure nothing any more.
+        """
         try:
             if self.channel.poll(timeout_s):
                 status, payload = self.channel.recv()
-                return Measured(samples_s=payload) if status == "ok" else Measured(error=str(payload))
+                if status == "stop":
+                    raise payload
+                if status == "ok":
+                    return Measured(samples_s=payload)
+                return Measured(error=str(payload), killed=status == "killed")
             error = "took too long"
         except (EOFError, ConnectionResetError):
             self._process.join(1)

@@ -14,7 +14,6 @@ from tvm.s_tir.schedule import ScheduleError
 
 from tvmflow.database import Record
 from tvmflow.database.keys import fingerprint
-from tvmflow.kernels import default
 from tvmflow.tasks import Task, replay
 from tvmflow.tuning import space
 from tvmflow.tuning.measure import Measured, Measurer
@@ -22,8 +21,7 @@ from tvmflow.tuning.worker import Job, median_s
 
 FINALISTS = 3  # candidates of a task that are measured once more, with its default schedule, when its search ends
 TURNS = 4
-PROTOCOL = "median of 3-10 samples of 1 ms, cold weights, warm first input"
-CONFIRMED = f"{PROTOCOL}; {TURNS} turns beside its rivals and the default"
+CONFIRMED = f"; {TURNS} turns beside its rivals and the default"  # follows a measurer's protocol
 PLATEAU_ROUNDS, PLATEAU_GAIN = 3, 0.01  # a task that gained less than this in so many rounds is left
 # What MetaSchedule raises where its rules do not fit a kernel: the kernel keeps what it has.
 REFUSED = (ScheduleError, RuntimeError, ValueError)
@@ -79,7 +77,7 @@ def begin(search: Search, record: Record | None, measurer: Measurer, machine: tu
     task that MetaSchedule's rules do not fit is exhausted at once.
     """
     task, (target, model) = search.task, machine
-    search.default = _default(task)
+    search.default = space.default(task.mod, target)
     search.trials = record.provenance.trials if record else 0
     # A session that goes on must not draw what the one before it drew.
     search.context = space.context(task.mod, target, task.name, search.seed + search.trials)
@@ -90,7 +88,7 @@ def begin(search: Search, record: Record | None, measurer: Measurer, machine: tu
         take(search, schedule, result)
         if schedule is search.default or schedule is replayed:
             search.start_s = min(search.start_s, median_s(result.samples_s) if result.samples_s else float("inf"))
-    careful = record is not None and record.provenance.protocol.startswith(CONFIRMED)
+    careful = record is not None and record.provenance.protocol.startswith(measurer.protocol + CONFIRMED)
     search.confirmed = careful and bool(search.best) and search.best[0].schedule is replayed
     try:
         spaces = space.designs(search.context)
@@ -188,15 +186,6 @@ def _commit(search: Search, candidate: Candidate, target: tvm.target.Target) -> 
     search.measured.commit_tuning_record(
         ms.database.TuningRecord(candidate.schedule.trace, workload, list(candidate.samples_s), target, args)
     )
-
-
-def _default(task: Task) -> Schedule:
-    schedule = Schedule(task.mod, debug_mask="none")
-    try:
-        default.apply(schedule)
-    except ScheduleError:
-        return Schedule(task.mod, debug_mask="none")
-    return schedule
 
 
 def _plain(value: Any) -> Any:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import functools
-import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,11 +13,10 @@ from typing import Protocol
 import tvm
 
 from tvmflow.database import KeyParts, Provenance, Record, pack
-from tvmflow.target import cpu_name
 from tvmflow.tasks import Task
 from tvmflow.tuning import search, space
 from tvmflow.tuning.measure import Measurer
-from tvmflow.tuning.search import CONFIRMED, PROTOCOL, Candidate, Search
+from tvmflow.tuning.search import CONFIRMED, Candidate, Search
 
 CONFIRM_S = 1.5  # what measuring a task's finalists once more takes, about
 
@@ -150,9 +148,9 @@ class Session:
         task = one.task
         provenance = Provenance(
             versions={name: version(name) for name in ("apache-tvm", "apache-tvm-ffi")}, tvmflow=version("tvmflow"),
-            machine=platform.machine(), cpu=cpu_name(), threads=task.threads, seed=self.limits.seed,
-            date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"), trials=one.trials,
-            protocol=CONFIRMED if one.confirmed else PROTOCOL,
+            machine=str(task.parts.target["machine"]), cpu=self.measurer.device, threads=task.threads,
+            seed=self.limits.seed, trials=one.trials, protocol=self.measurer.protocol + CONFIRMED * one.confirmed,
+            date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         )  # fmt: skip
         return Record(
             parts=task.parts, name=task.name, workload_json=pack(tvm.ir.save_json(task.mod)),

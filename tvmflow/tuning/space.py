@@ -11,12 +11,15 @@ from typing import Any
 import tvm
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.schedule import ScheduleError
 
+from tvmflow.graph import passes
 from tvmflow.kernels import blocking
+from tvmflow.kernels import default as cpu_default
 from tvmflow.target import cores, machine_of
 
 # EvolutionarySearch's defaults (512 x 4) take 17 to 70 s a round on one thread; these took 2 s with no loss seen.
-POPULATION, GENERATIONS, UNMEASURED = 128, 2, 32
+POPULATION, GENERATIONS, UNMEASURED = 64, 2, 32
 BATCH = 32  # candidates of one round: the first random ones hold a candidate near the best for dense kernels
 
 
@@ -35,11 +38,28 @@ def context(mod: tvm.IRModule, target: tvm.target.Target, name: str, seed: int) 
         return ms.TuneContext(mod=mod, target=target, space_generator=generator, search_strategy=strategy,
                               task_name=name, rand_state=seed, num_threads=cores(), logger=_silent())  # fmt: skip
 
+    if target.kind.name == "cuda":
+        # "from-target" would add tensor cores, whose intrinsics for float16 and int8 take 20 s to load.
+        return made(ms.space_generator.PostOrderApply(sch_rules="cuda", postprocs="cuda", mutator_probs="cuda"))
     chosen = made(ms.space_generator.PostOrderApply()).space_generator
     rules = [_rule(rule) for rule in chosen.sch_rules]
     return made(ms.space_generator.PostOrderApply(
         sch_rules=rules, postprocs=list(chosen.postprocs), mutator_probs=dict(chosen.mutator_probs.items())
     ))  # fmt: skip
+
+
+def default(mod: tvm.IRModule, target: tvm.target.Target) -> Schedule:
+    """The schedule that a kernel gets where it is not tuned: DLight's on a GPU, ours on a CPU; its loops if none fits.
+    """
+    schedule = Schedule(mod, debug_mask="none")
+    try:
+        if target.kind.name == "cuda":
+            found = (rule.apply(mod["main"], target, False) for rule in passes.gpu_rules())
+            return next((scheduled for scheduled in found if scheduled is not None), schedule)
+        cpu_default.apply(schedule)
+    except ScheduleError:
+        return Schedule(mod, debug_mask="none")
+    return schedule
 
 
 def designs(context: ms.TuneContext) -> list[Schedule]:
@@ -70,14 +90,15 @@ def _load_intrinsics(kind: str, mtriple: str) -> None:
     """Registers the tensor intrinsics that the rules of a CPU may name, without those of every GPU.
 
     A TuneContext imports all of them, and the 496 for CUDA alone take over 20 s to parse. So their package is put in
-    place without running it, and the modules that are needed are imported from it.
+    place without running it, and the modules that are needed are imported from it: none for a GPU's rules here.
     """
     package = "tvm.s_tir.tensor_intrin"
     spec = importlib.util.find_spec(package)
-    if kind != "llvm" or package in sys.modules or spec is None:
+    if package in sys.modules or spec is None:
         return
     sys.modules[package] = importlib.util.module_from_spec(spec)
-    importlib.import_module(f"{package}.arm_cpu" if machine_of(mtriple) == "aarch64" else f"{package}.x86")
+    if kind == "llvm":
+        importlib.import_module(f"{package}.arm_cpu" if machine_of(mtriple) == "aarch64" else f"{package}.x86")
 
 
 def cost_model(seed: int) -> Any:

@@ -13,22 +13,24 @@ import os
 import resource
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import tvm
 from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 
-from tvmflow.target import UNBOUND
+from tvmflow.errors import SetupError, TargetError
+from tvmflow.target import THREADING
 
 MEMORY_BYTES = 8 << 30  # of data; a candidate that asks for more fails alone
 COLD_BYTES = 48 << 20  # weights rotate over copies of this size together, so that each run finds its own cold
 MAX_COPIES = 16
-SAMPLES, SAMPLE_S, BUDGET_S = 10, 1e-3, 0.25
+SAMPLES, SAMPLE_S, BUDGET_S = 6, 1e-3, 0.1
 # A candidate that takes this many times the task's best is not run again: warm, and in its very first run.
-HOPELESS, HOPELESS_COLD = 2.0, 6.0
+HOPELESS, HOPELESS_COLD = 1.5, 4.0
 
 
 Arg = tuple[str, tuple[int, ...]]  # dtype and shape
@@ -43,12 +45,33 @@ class Job:
     weights: tuple[int, ...]
 
 
-def serve(channel: Connection, target_json: str, threads: int) -> None:
-    """Answers ("build", id, Job), ("run", id, best_s) and ("drop", id, None) until the other end closes."""
-    os.environ |= {"TVM_NUM_THREADS": str(threads), **UNBOUND}
+class Place(Protocol):
+    """Where a worker builds its candidates and runs them. Made in the worker, by what a Measurer was given."""
+
+    def build(self, number: int, job: Job) -> Any:
+        """What `run` needs of candidate `number`; raises anything for one that cannot be built."""
+
+    def run(self, built: Any, job: Job, best_s: float | None) -> tuple[float, ...]:
+        """Seconds per call, one value per sample; a single one where the first run was hopeless.
+
+        Raises anything for a candidate that cannot run, KilledError where it brought its process down, and TargetError
+        where nothing can be measured any more.
+        """
+
+
+class KilledError(Exception):
+    """A candidate ended the process that ran it, which was not the worker."""
+
+
+def serve(channel: Connection, make_place: Callable[[], Place]) -> None:
+    """Says that it is there; then answers ("build", number, Job), ("run", number, best_s), ("drop", number, None)."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
-    target = tvm.target.Target(json.loads(target_json))
+    try:
+        place = make_place()
+    except (TargetError, SetupError) as exc:
+        channel.send(("stop", exc))
+        return
+    channel.send(("ok", ()))
     gc.freeze()  # what the imports left is never garbage, and looking through it takes longer than small builds
     built: dict[int, tuple[Any, Job]] = {}
     while True:
@@ -58,21 +81,41 @@ def serve(channel: Connection, target_json: str, threads: int) -> None:
             return
         try:
             if action == "build":
-                built[number] = (_build(payload, target), payload)
+                built[number] = (place.build(number, payload), payload)
                 channel.send(("ok", ()))
             elif action == "run":
-                channel.send(("ok", _run(*built[number], payload)))
+                channel.send(("ok", place.run(*built[number], payload)))
             else:
                 del built[number]
                 channel.send(("ok", ()))
+        except (TargetError, SetupError) as exc:
+            channel.send(("stop", exc))
         except Exception as exc:  # whatever a candidate does wrong is its result
-            channel.send(("error", f"{type(exc).__name__}: {str(exc).strip().splitlines()[-1][:200]}"))
+            text = f"{type(exc).__name__}: {(str(exc).strip().splitlines() or [''])[-1][:200]}"
+            channel.send(("killed" if isinstance(exc, KilledError) else "error", text))
 
 
-def _build(job: Job, target: tvm.target.Target) -> Any:
-    """The kernel in machine code: looking the function up is what makes LLVM emit it, here, while all cores build."""
+def library(job: Job, target: tvm.target.Target) -> Any:
+    """The candidate as TVM's executable, its weights in the layout that the schedule wants."""
     mod = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(tvm.ir.load_json(job.module_json))
-    return tvm.tirx.build(mod, target=target)["main"]
+    return tvm.tirx.build(mod, target=target)
+
+
+class Cpu:
+    """This machine's CPU."""
+
+    def __init__(self, target_json: str, threads: int) -> None:
+        """`target_json` is the tvm target as it prints itself; `threads` are those a candidate runs with."""
+        os.environ |= {"TVM_NUM_THREADS": str(threads), **THREADING}
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
+        self._target = tvm.target.Target(json.loads(target_json))
+
+    def build(self, number: int, job: Job) -> Any:
+        """Looking the function up is what makes LLVM emit it, here, while all cores build."""
+        return library(job, self._target)["main"]
+
+    def run(self, built: Any, job: Job, best_s: float | None) -> tuple[float, ...]:
+        return _run(built, job, best_s)
 
 
 def _run(kernel: Any, job: Job, best_s: float | None) -> tuple[float, ...]:
@@ -107,11 +150,11 @@ def _argument_sets(args: tuple[Arg, ...], weights: tuple[int, ...]) -> list[list
     """Arguments with a warm first input and cold weights: the same activations, weights from copies in turn."""
     weight_bytes = sum(_size_bytes(*args[i]) for i in weights)
     copies = min(MAX_COPIES, COLD_BYTES // weight_bytes + 1) if weight_bytes else 1
-    shared = [None if i in weights else _filled(*arg, i) for i, arg in enumerate(args)]
-    return [[s if s is not None else _filled(*args[i], i + c) for i, s in enumerate(shared)] for c in range(copies)]
+    shared = [None if i in weights else filled(*arg, i) for i, arg in enumerate(args)]
+    return [[s if s is not None else filled(*args[i], i + c) for i, s in enumerate(shared)] for c in range(copies)]
 
 
-def _filled(dtype: str, shape: tuple[int, ...], seed: int) -> Any:
+def filled(dtype: str, shape: tuple[int, ...], seed: int) -> Any:
     kind = np.dtype(dtype) if dtype != "bfloat16" else np.dtype("uint16")
     rng = np.random.default_rng(seed)
     values = rng.random(shape, np.float32) if kind.kind == "f" else np.zeros(shape)
