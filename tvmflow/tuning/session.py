@@ -95,11 +95,9 @@ class Session:
                 break
         while (chosen := self._next()) is not None:
             quarantined = self.store.quarantined(chosen.task.parts)
-            before = chosen.best_s
             accuse = functools.partial(self.store.accuse, chosen.task.parts)
             search.round_(chosen, self._model, self.measurer, quarantined, accuse)
-            if chosen.best_s < before:
-                self._keep(chosen)
+            self._keep(chosen)
             if not chosen.is_open(self.limits.trials_per_task):
                 self._confirm(chosen)
             self._report(chosen)
@@ -128,20 +126,27 @@ class Session:
             self._keep(one)
 
     def _keep(self, one: Search) -> None:
-        """Writes the task's best to the database; what was measured with more care replaces what was kept before."""
+        """Writes the task's best to the database, and how many candidates were tried, so that a killed session goes on.
+
+        What is faster, or was measured with more care, takes the place of what was kept before.
+        """
         if not one.best:
             return
         record = self._record(one, one.best[0])
         old = self._kept.get(one.task.key)
-        if old is not None and one.confirmed:
-            self.store.replace(record, old)
-        else:
+        if old is None:
             self.store.keep(record)
+        else:
+            if not one.confirmed and record.median_s >= old.median_s:
+                tried = old.provenance.model_copy(update={"trials": one.trials})
+                record = old.model_copy(update={"provenance": tried})
+            self.store.replace(record, old)
         self._kept[one.task.key] = record
 
     def _outcome(self, one: Search) -> Outcome:
         schedules = [candidate.schedule for candidate in one.best]
-        untuned = [] if one.default in schedules else [Candidate(one.default, (one.start_s,))]
+        known = one.default is None or one.default in schedules or one.start_s == float("inf")
+        untuned = [] if known else [Candidate(one.default, (one.start_s,))]
         return Outcome(one.task, tuple(self._record(one, candidate) for candidate in [*one.best, *untuned]))
 
     def _record(self, one: Search, candidate: Candidate) -> Record:
