@@ -25,7 +25,8 @@ SOURCE = (HERE / "torch_runs.py").read_text(encoding="utf-8")
 
 
 def in_child(function: str, *args: object) -> Any:
-    return call(f"torch_runs:{function}", *args, what=function, env={"PYTHONPATH": f"{HERE.parents[1]}:{HERE}"})[0]
+    env = {"PYTHONPATH": f"{HERE.parents[1]}:{HERE}"}
+    return call(f"torch_runs:{function}", *args, what=function, env=env, torch=True)[0]
 
 
 def names_of(table: str) -> list[str]:

@@ -58,12 +58,14 @@ class Measurer:
     def measure(self, jobs: Sequence[Job], best_s: float | None, turns: int = 1) -> list[Measured]:
         """Measures every job; `best_s` is the task's best so far and lets hopeless ones end early.
 
-        With several `turns` all are built first and then run in turns, so that what disturbs the machine disturbs all.
+        With several `turns` all are built first and then run in turns by one worker, so that what disturbs the machine,
+        and where the system happened to put a worker's memory, counts for all.
         """
+        workers = self._workers[:1] if turns > 1 else self._workers
         results: list[Measured | None] = [None] * len(jobs)
         pending = list(range(len(jobs)))
         while pending:
-            built = self._build_all(jobs, pending, results)
+            built = self._build_all(workers, jobs, pending, results)
             for turn in range(turns):
                 for owner, numbers in built:
                     time.sleep(SPIN_S)  # until the threads of the worker before it are asleep
@@ -93,14 +95,14 @@ class Measurer:
         return best_s
 
     def _build_all(
-        self, jobs: Sequence[Job], numbers: Sequence[int], results: list[Measured | None]
+        self, workers: Sequence[_Worker], jobs: Sequence[Job], numbers: Sequence[int], results: list[Measured | None]
     ) -> list[tuple[_Worker, list[int]]]:
-        """Builds on all workers at once, the largest first; failures go to `results`."""
+        """Builds on all of `workers` at once, the largest first; failures go to `results`."""
         queue = sorted(numbers, key=lambda number: -len(jobs[number].module_json))
         busy: dict[_Worker, tuple[int, float]] = {}
-        built: dict[_Worker, list[int]] = {item: [] for item in self._workers}
+        built: dict[_Worker, list[int]] = {item: [] for item in workers}
         while queue or busy:
-            for item in self._workers:
+            for item in workers:
                 if item not in busy and queue:
                     number = queue.pop(0)
                     item.send(("build", number, jobs[number]))
@@ -118,7 +120,7 @@ class Measurer:
                         queue += built[item]
                         built[item] = []
                         item.fresh = False
-        for item in self._workers:
+        for item in workers:
             item.fresh = False
         return list(built.items())
 
