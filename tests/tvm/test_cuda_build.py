@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+import cuda_compiler
 import pytest
 
 from tvmflow import process
@@ -40,15 +41,7 @@ def tool(name: str) -> str | None:
     return shutil.which(name) or shutil.which(name, path=os.pathsep.join(f"{p}/cu13/bin" for p in places))
 
 
-def has_compiler() -> bool:
-    try:
-        cuda.compiler()
-    except SetupError:
-        return False
-    return True
-
-
-pytestmark = pytest.mark.skipif(not has_compiler(), reason="neither NVRTC nor nvcc is installed")
+pytestmark = cuda_compiler.needed
 
 
 @dataclass(frozen=True)

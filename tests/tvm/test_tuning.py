@@ -17,8 +17,8 @@ import onnx
 import pytest
 import tvm
 from onnx import TensorProto, helper, numpy_helper
+from tuning_candidates import aborting, copying, job, sleeping
 from tvm import te
-from tvm.script import tirx as T  # noqa: N812 # TVMScript's own name
 
 import tvmflow
 from tvmflow import target as targets
@@ -64,29 +64,6 @@ def test_a_trace_does_not_apply_to_another_kernel() -> None:
 
 
 # --- workers ----------------------------------------------------------------------------------------------------------
-
-
-@T.prim_func(s_tir=True)
-def copying(a: T.Buffer((64,), "float32"), b: T.Buffer((64,), "float32")) -> None:
-    for i in range(64):
-        with T.sblock("copy"):
-            v = T.axis.spatial(64, i)
-            b[v] = a[v] + T.float32(1)
-
-
-@T.prim_func(s_tir=True)
-def aborting(a: T.Buffer((64,), "float32"), b: T.Buffer((64,), "float32")) -> None:
-    T.evaluate(T.call_extern("int32", "abort"))
-
-
-@T.prim_func(s_tir=True)
-def sleeping(a: T.Buffer((64,), "float32"), b: T.Buffer((64,), "float32")) -> None:
-    T.evaluate(T.call_extern("int32", "sleep", 1000))
-
-
-def job(function: tvm.tirx.PrimFunc, size: int = 64) -> Job:
-    mod = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
-    return Job(tvm.ir.save_json(mod), (("float32", (size,)), ("float32", (size,))), ())
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cuda_compiler
 import numpy as np
 import onnx
 import pytest
@@ -15,18 +16,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tvmflow import process
 from tvmflow.build import cuda
-from tvmflow.errors import SetupError, TargetError
+from tvmflow.errors import TargetError
 
-
-def has_compiler() -> bool:
-    try:
-        cuda.compiler()
-    except SetupError:
-        return False
-    return True
-
-
-pytestmark = pytest.mark.skipif(not has_compiler(), reason="neither NVRTC nor nvcc is installed")
+pytestmark = cuda_compiler.needed
 
 
 @pytest.fixture(scope="module")

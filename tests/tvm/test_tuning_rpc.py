@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-import tvm
 from onnx import TensorProto, helper, numpy_helper
+from tuning_candidates import aborting, copying, job, sleeping
 from tvm.script import tirx as T  # noqa: N812 # TVMScript's own name
 
 from tvmflow.database import Store
@@ -30,32 +30,9 @@ LIBRARIES = Libraries('{"kind": "llvm", "num-cores": 2}', 2, {})
 
 
 @T.prim_func(s_tir=True)
-def copying(a: T.Buffer((64,), "float32"), b: T.Buffer((64,), "float32")) -> None:
-    for i in range(64):
-        with T.sblock("copy"):
-            v = T.axis.spatial(64, i)
-            b[v] = a[v] + T.float32(1)
-
-
-@T.prim_func(s_tir=True)
-def aborting(a: T.Buffer((64,), "float32"), b: T.Buffer((64,), "float32")) -> None:
-    T.evaluate(T.call_extern("int32", "abort"))
-
-
-@T.prim_func(s_tir=True)
-def sleeping(a: T.Buffer((64,), "float32"), b: T.Buffer((64,), "float32")) -> None:
-    T.evaluate(T.call_extern("int32", "sleep", 1000))
-
-
-@T.prim_func(s_tir=True)
 def counting(a: T.Buffer((64,), "float32"), b: T.Buffer((64,), "float32")) -> None:
     if T.call_packed("runtime.NumThreads") != 2:
         T.evaluate(T.call_extern("int32", "abort"))
-
-
-def job(function: tvm.tirx.PrimFunc, weights: tuple[int, ...] = ()) -> Job:
-    mod = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
-    return Job(tvm.ir.save_json(mod), (("float32", (64,)), ("float32", (64,))), weights)
 
 
 def free_port() -> int:
@@ -101,7 +78,7 @@ def tracker() -> Iterator[Tracker]:
 
 
 def test_killers_cost_themselves_alone(tracker: Tracker) -> None:
-    jobs = [job(counting), job(aborting), job(copying, (1,)), job(sleeping), Job("{", (), ()), job(copying)]
+    jobs = [job(counting), job(aborting), job(copying, weights=(1,)), job(sleeping), Job("{", (), ()), job(copying)]
     with RpcMeasurer(tracker, LIBRARIES, workers=1) as measurer:
         results = measurer.measure(jobs, 1e-3)
     assert [bool(result.samples_s) for result in results] == [True, False, True, False, False, True]
