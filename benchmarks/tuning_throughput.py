@@ -27,8 +27,8 @@ from tvmflow.config import NumericsSection, TargetSection
 from tvmflow.database import Store
 from tvmflow.target import resolve, to_tvm
 from tvmflow.tuning import space
-from tvmflow.tuning.measure import Measurer
-from tvmflow.tuning.search import job_of
+from tvmflow.tuning.measure import Measured, Measurer
+from tvmflow.tuning.search import FINALISTS, TURNS, job_of
 from tvmflow.tuning.session import Limits, Session
 from tvmflow.tuning.worker import median_s
 
@@ -103,9 +103,16 @@ def candidates(mod: tvm.IRModule, target: tvm.target.Target, count: int) -> list
 
 
 def our_measuring(batch: list[ms.MeasureCandidate], measurer: Measurer) -> int:
-    """The number of the best."""
-    results = measurer.measure([job_of(c.sch.mod) for c in batch], None)
-    return min((median_s(result.samples_s), n) for n, result in enumerate(results) if result.samples_s)[1]
+    """The number of the best: the finalists are measured once more, in turns, as a session does."""
+    jobs = [job_of(c.sch.mod) for c in batch]
+    first = _ranked(measurer.measure(jobs, None))[:FINALISTS]
+    again = measurer.measure([jobs[n] for n in first], None, TURNS)
+    return first[_ranked(again)[0]]
+
+
+def _ranked(results: list[Measured]) -> list[int]:
+    """The numbers of what ran, fastest first."""
+    return [n for _, n in sorted((median_s(r.samples_s), n) for n, r in enumerate(results) if r.samples_s)]
 
 
 def upstream_measuring(
