@@ -9,11 +9,14 @@ Without one, TVM emits the loops as legalised: one thread, scalar, each partial 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import tvm
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ScheduleError
 from tvm.tirx import IterVar, PrimFunc
 
+from tvmflow.kernels import depthwise, rows
 from tvmflow.kernels.axes import (
     LANES,
     Axis,
@@ -34,6 +37,7 @@ GFLOPS_ATTR = "tvmflow.gflops"  # on a function with a record's schedule: its sp
 UNSCHEDULED = "loops as legalised"
 ACCUMULATORS = 24  # registers that a tile may hold of the 32 that AVX-512 has
 MAX_ROWS = 14
+WHOLE_FUNCTION = (depthwise.apply, rows.apply)  # tried in order; each returns its name, or "" where it does not fit
 SMALLEST_PARALLEL = 8192  # iterations below which waking the threads costs more than they save
 
 
@@ -58,8 +62,19 @@ def scheduled(function: PrimFunc) -> PrimFunc:
 
 def apply(schedule: Schedule) -> str:
     """Transforms the function under `schedule` by the default rules and returns their names; raises ScheduleError."""
+    for rule in WHOLE_FUNCTION:
+        if _fits(schedule, rule):
+            return rule(schedule)
     rules = [_schedule_block(schedule, block) for block in blocks_of(schedule)]
     return " + ".join(dict.fromkeys(rules)) or UNSCHEDULED
+
+
+def _fits(schedule: Schedule, rule: Callable[[Schedule], str]) -> bool:
+    """Whether a rule schedules the whole function; tried on a copy, since primitives fail half-way."""
+    try:
+        return bool(rule(schedule.copy()))
+    except ScheduleError:
+        return False
 
 
 def _is_open(function: tvm.ir.BaseFunc) -> bool:
