@@ -19,7 +19,6 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ScheduleError
 from tvm.tirx import IterVar
 
-from tvmflow.kernels import default
 from tvmflow.kernels.axes import (
     LANES,
     Axis,
@@ -31,6 +30,7 @@ from tvmflow.kernels.axes import (
     vector_axis,
     width,
 )
+from tvmflow.kernels.elementwise import schedule_elementwise
 
 REGISTERS = 28  # accumulators of a tile, of the 32 registers that AVX-512 has
 MAX_ROWS, MAX_LANES, MAX_STEPS = 16, 64, 16
@@ -52,7 +52,7 @@ def apply(schedule: Schedule, informed: bool) -> bool:
         for block in blocks[place + 1 : -1]:
             schedule.compute_inline(block)
         for block in blocks[:place]:
-            default.schedule_elementwise(schedule, block)
+            schedule_elementwise(schedule, block)
         return _block(schedule, products[0], blocks[-1] if len(blocks) > place + 1 else None, informed)
     except ScheduleError:  # a primitive does not apply to this kernel
         return False

@@ -24,12 +24,12 @@ from tvmflow.kernels.axes import (
     axis_kinds,
     blocks_of,
     divisor,
-    extent_of,
     is_outer_product,
     touches_bool,
     vector_axis,
     width,
 )
+from tvmflow.kernels.elementwise import parallel, schedule_elementwise
 
 RULE_ATTR = "tvmflow.rule"  # on a scheduled function: which rule made its schedule
 KEY_ATTR = "tvmflow.key"  # on a function that can be tuned: its key
@@ -38,7 +38,6 @@ UNSCHEDULED = "loops as legalised"
 ACCUMULATORS = 24  # registers that a tile may hold of the 32 that AVX-512 has
 MAX_ROWS = 14
 WHOLE_FUNCTION = (depthwise.apply, rows.apply)  # tried in order; each returns its name, or "" where it does not fit
-SMALLEST_PARALLEL = 8192  # iterations below which waking the threads costs more than they save
 
 
 @tvm.transform.module_pass(opt_level=0, name="DefaultSchedule")
@@ -90,27 +89,12 @@ def _schedule_block(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV) -> s
     return UNSCHEDULED
 
 
-def schedule_elementwise(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV) -> str:
-    """All axes fused and in parallel, vectors innermost; returns the rule's name."""
-    loops = schedule.get_loops(block)
-    inner = 1 if touches_bool(schedule, block) else width(extent_of(schedule, loops[-1]))
-    outer = list(loops[:-1])
-    if inner >= 4:
-        middle, vector = schedule.split(loops[-1], [None, inner])
-        schedule.vectorize(vector)
-        outer.append(middle)
-    else:
-        outer.append(loops[-1])
-    _parallel(schedule, outer, inner)
-    return "elementwise"
-
-
 def _reduction(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV) -> str:
     axes = axes_of(schedule, block)
     spatial = [axis for axis in axes if not axis.is_reduction]
     vector = None if touches_bool(schedule, block) else vector_axis(schedule, block, spatial)
     if vector is None:
-        _parallel(schedule, [axis.loop for axis in spatial], 1)
+        parallel(schedule, [axis.loop for axis in spatial], 1)
         # Apart, so that it also happens where the reduction turns out to be empty.
         schedule.decompose_reduction(block, next(axis.loop for axis in axes if axis.is_reduction))
         return "parallel rows"
@@ -141,19 +125,10 @@ def _register_tile(
     reductions = [axis.loop for axis in axes if axis.is_reduction]
     schedule.reorder(*outer, *reductions, *inner, lane)
     written = schedule.cache_write(block, 0, "global")
-    threads = _parallel(schedule, outer, lanes * 64)
+    threads = parallel(schedule, outer, lanes * 64)
     schedule.reverse_compute_at(written, threads, preserve_unit_loops=True)
     for loop in inner:
         schedule.unroll(loop)
     schedule.vectorize(lane)
     schedule.vectorize(schedule.get_loops(written)[-1])
     schedule.decompose_reduction(block, reductions[0])
-
-
-def _parallel(schedule: Schedule, loops: list[tvm.s_tir.schedule.LoopRV], work: int) -> tvm.s_tir.schedule.LoopRV:
-    """Fuses the loops and spreads them over the threads where there is enough `work` (iterations below them)."""
-    fused = schedule.fuse(*loops) if len(loops) > 1 else loops[0]
-    extent = extent_of(schedule, fused)
-    if extent == 1 or extent * work >= SMALLEST_PARALLEL:
-        schedule.parallel(fused)
-    return fused
