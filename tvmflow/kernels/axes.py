@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import tvm
+import tvm_ffi
 from tvm.s_tir import Schedule
 from tvm.tirx import IntImm, IterVar, Var
 
@@ -102,3 +104,15 @@ def width(extent: int) -> int:
 
 def divisor(extent: int, limit: int) -> int:
     return max(d for d in range(1, limit + 1) if extent % d == 0)
+
+
+def lanes_of(extent: int) -> int:
+    """The widest vector of whole registers or of a half or quarter of one that divides an axis."""
+    return math.gcd(extent, LANES)
+
+
+def is_cheap(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV) -> bool:
+    """Whether a block computes nothing that should not be done twice: no function call but a condition's choice."""
+    calls: set[str] = set()
+    tvm_ffi.structural_walk(schedule.get(block).body, (tvm.ir.Call, lambda call: calls.add(str(call.op.name))))
+    return calls <= {"prim.if_then_else"}
