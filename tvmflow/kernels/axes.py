@@ -74,6 +74,11 @@ def is_outer_product(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV, row
     return not any(_position(r, row.var) != "nowhere" and _position(r, vector.var) != "nowhere" for r in reads)
 
 
+def reads_last(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV, axis: Axis) -> bool:
+    """Whether neighbours along an axis lie next to each other in something that is read."""
+    return any(_position(region, axis.var) == "last" for region in schedule.get(block).reads)
+
+
 def _position(region: tvm.s_tir.BufferRegion, var: Var) -> str:
     """Where a buffer's indices use a variable: in the "last" axis, in an "earlier" one, or "nowhere".
 

@@ -29,6 +29,7 @@ from tvmflow.kernels.axes import (
     is_cheap,
     is_outer_product,
     lanes_of,
+    reads_last,
     touches_bool,
     vector_axis,
 )
@@ -69,13 +70,16 @@ def apply(schedule: Schedule) -> str:
 
 
 def _is_window(schedule: Schedule, block: Block) -> bool:
-    """Whether the block reduces short axes, rows and columns of one input, its channels next to each other."""
+    """Whether the block reduces short axes along rows and columns of one input, its channels next to each other."""
     axes = axes_of(schedule, block)
     spatial = [axis for axis in axes if not axis.is_reduction]
     if len(spatial) < 3 or spatial[-1] is not vector_axis(schedule, block, spatial) or lanes_of(spatial[-1].extent) < 4:
         return False
-    window = [axis.extent for axis in axes if axis.is_reduction]
-    return max(window) <= LARGEST_WINDOW and not is_outer_product(schedule, block, spatial[-2], spatial[-1])
+    column, channel = spatial[-2:]
+    window = [axis for axis in axes if axis.is_reduction and axis.extent > 1]
+    if any(axis.extent > LARGEST_WINDOW for axis in window) or is_outer_product(schedule, block, column, channel):
+        return False
+    return not any(reads_last(schedule, block, axis) for axis in (column, *window))
 
 
 def _tile(schedule: Schedule, window: Block, last: Block) -> None:
