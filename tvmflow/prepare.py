@@ -32,6 +32,10 @@ class Setting:
         """What every pass must run inside of."""
         import tvm
 
+        from tvmflow.kernels import vector_math
+
+        if self.target.kind == "llvm":
+            vector_math.register()  # in whichever process builds; nothing undoes it, and no other target is concerned
         with tvm.transform.PassContext(opt_level=3, config=self.pass_config), self.tvm_target:
             yield
 
