@@ -62,7 +62,10 @@ def prepare(
 
     choice = layouts.choose(model.mod, cfg.graph.layout, after)
     layouts.check_budget(choice.transforms, cfg.graph.max_layout_transforms)
-    steps = (*passes.user_steps(cfg.kernels, on_replaced), *passes.fuse_steps(kind, cfg.graph.prepack))
+    steps = (
+        *passes.user_steps(cfg.kernels, on_replaced), *passes.winograd_steps(kind, cfg.numerics.winograd),
+        *passes.fuse_steps(kind, cfg.graph.prepack),
+    )  # fmt: skip
     return passes.run(choice.mod, steps, after), choice
 
 

@@ -21,6 +21,7 @@ from tvmflow.config import KernelSection
 from tvmflow.graph.constants import FoldExactly
 from tvmflow.graph.packing import SplitRepacking
 from tvmflow.graph.replacement import OnReplaced, ReplaceOperators
+from tvmflow.graph.winograd import ScheduleWinograd, Winograd
 from tvmflow.kernels.default import DefaultSchedule
 
 # Transposed convolutions stay as they are: TVM has no kernel for them in NHWC.
@@ -77,6 +78,13 @@ def user_steps(kernels: Mapping[str, KernelSection], on_replaced: OnReplaced) ->
     )
 
 
+def winograd_steps(kind: str, winograd: str) -> tuple[Step, ...]:
+    """Convolutions by fewer multiplications; `winograd` is "auto" or "off"."""
+    if kind != "llvm" or winograd == "off":
+        return ()
+    return (Step("Winograd", "3 x 3 convolutions by fewer multiplications, where that pays", Winograd()),)
+
+
 def fuse_steps(kind: str, prepack: bool) -> tuple[Step, ...]:
     """From operators to fused TensorIR kernels."""
     attach = Step("AttachAttrLayoutFreeBuffers", "let a schedule choose its weights' layout",
@@ -90,6 +98,8 @@ def fuse_steps(kind: str, prepack: bool) -> tuple[Step, ...]:
         Step("FuseOps", "group operators into kernels", transform.FuseOps()),
         Step("FuseTIR", "one TensorIR function per group", transform.FuseTIR()),
         Step("DeadCodeElimination", "drop the unfused functions", transform.DeadCodeElimination()),
+        *([Step("ScheduleWinograd", "they and what is fused into them have schedules of their own", ScheduleWinograd())]
+          if kind == "llvm" else []),
         *([attach] if prepack and kind == "llvm" else []),
     )
 
