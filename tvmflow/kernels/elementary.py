@@ -6,7 +6,7 @@ approximation in relative error over its interval, made for this file (Lawson's 
 rounded to float32 one by one); beside each stands its own error. Special values as in C99, Annex F.
 
 Largest errors, in units in the last place, are stated and tested in tests/tvm/test_vector_math.py. Every function takes
-an open Scope and returns a value that is valid within it.
+an open Scope and arguments of any form, and returns a value that is valid within the Scope.
 """
 
 from __future__ import annotations
@@ -80,9 +80,8 @@ def _reduced(let: Scope, x: Expr, scale: float, parts: tuple[float, ...]) -> tup
     Converting to an integer cuts off: nonnegative numbers are rounded by adding a half.
     """
     n = let(cast("int32", x * scale + 256.5) - 256)
-    whole = let(cast("float32", n))
     for part in parts:
-        x = whole * -part + x
+        x = cast("float32", n) * -part + x
     return n, let(x)
 
 
@@ -92,9 +91,8 @@ def _expm1_of_reduced(r: Expr) -> Expr:
 
 def _scaled(let: Scope, p: Expr, n: Expr) -> Expr:
     """(1 + p) * 2^n in two steps: results that are denormal are rounded once, and too large ones become infinite."""
-    half = let(n >> 1)
-    scale = let(power_of_two(half))
-    return (p * scale + scale) * power_of_two(n - half)
+    scale = let(power_of_two(n >> 1))
+    return (p * scale + scale) * power_of_two(n - (n >> 1))
 
 
 def _exp_of_negative(let: Scope, x: Expr) -> Expr:
@@ -113,18 +111,21 @@ def _expm1(let: Scope, x: Expr, shift: int) -> Expr:
 
 def sigmoid(let: Scope, x: Expr) -> Expr:
     """1 / (1 + e^-x); for negative x as e^x / (1 + e^x), which keeps denormal results."""
+    x = let(x)
     z = let(exp(let, -magnitude(x)))
     return choose(x < 0.0, z, 1.0) / (z + 1)
 
 
 def tanh(let: Scope, x: Expr) -> Expr:
     """expm1(2|x|) / (expm1(2|x|) + 2)."""
+    x = let(x)
     e = _expm1(let, let(at_most(20.0, magnitude(x) * 2)), 0)
     return with_sign(e / (e + 2), sign_bit(x))
 
 
 def sinh(let: Scope, x: Expr) -> Expr:
     """With e = expm1(|x|): (e + e / (e + 1)) / 2. e is held as a quarter, which does not overflow before the result."""
+    x = let(x)
     size = let(magnitude(x))
     e = _expm1(let, let(at_most(SINH_OVERFLOWS, size)), -2)
     large = (e / (e * 4 + 1) + e) * 2
@@ -164,17 +165,20 @@ def _log_sum(let: Scope, k: Expr, f: Expr) -> Expr:
 
 
 def log(let: Scope, x: Expr) -> Expr:
+    x = let(x)
     k, m = _decomposed(let, x)
     return _log_special(x, _log_sum(let, k, let(m - 1)))
 
 
 def log2(let: Scope, x: Expr) -> Expr:
+    x = let(x)
     k, m = _decomposed(let, x)
     f = let(m - 1)
     return _log_special(x, (_log_fraction(f) + f) * LOG2_E + k)
 
 
 def log10(let: Scope, x: Expr) -> Expr:
+    x = let(x)
     k, m = _decomposed(let, x)
     f = let(m - 1)
     return _log_special(x, k * LOG10_2_HI + (k * LOG10_2_LO + (_log_fraction(f) + f) * LOG10_E))
@@ -182,6 +186,7 @@ def log10(let: Scope, x: Expr) -> Expr:
 
 def log1p(let: Scope, x: Expr) -> Expr:
     """Without reduction where 1 + x needs none; elsewhere the rounding of 1 + x does not matter."""
+    x = let(x)
     one_more = let(x + 1)
     k, m = _decomposed(let, one_more)
     near = tirx.And(x > -0.29, x < 0.41)
@@ -192,6 +197,7 @@ def log1p(let: Scope, x: Expr) -> Expr:
 
 def erf(let: Scope, x: Expr) -> Expr:
     """An odd polynomial near 0, and 1 - exp of a polynomial from there to 4, where erf rounds to 1."""
+    x = let(x)
     size = let(magnitude(x))
     t = let(at_most(4.0, size))
     small = size * horner(let(t * t), ERF_SMALL) + size
@@ -201,8 +207,10 @@ def erf(let: Scope, x: Expr) -> Expr:
 
 def power(let: Scope, x: Expr, y: Expr) -> Expr:
     """2^(y log2|x|) in float64, and the sign that C99 gives it; a few constant exponents by products."""
-    if (simple := _simple_power(let, x, y)) is not None:
+    x = let(x)
+    if (simple := _simple_power(x, y)) is not None:
         return simple
+    y = let(y)
     size = let(magnitude(x))
     exponent = let(cast("float64", at_least(-3.4e38, at_most(3.4e38, y))))
     t = let(at_least(-170.0, at_most(140.0, let(exponent * _log2_float64(let, size)))))
@@ -230,7 +238,7 @@ def _log2_float64(let: Scope, x: Expr) -> Expr:
     return let(choose(tirx.EQ(x, constant(0, x)), -math.inf, result))
 
 
-def _simple_power(let: Scope, x: Expr, y: Expr) -> Expr | None:
+def _simple_power(x: Expr, y: Expr) -> Expr | None:
     """x^y where y is a constant that products, a division or a root serve."""
     value = getattr(y, "value", None)  # of a Broadcast
     value = y if isinstance(y, FloatImm) else value
@@ -240,6 +248,5 @@ def _simple_power(let: Scope, x: Expr, y: Expr) -> Expr | None:
     if number == 0.5:
         root = choose(tirx.EQ(x, constant(-math.inf, x)), math.inf, tirx.sqrt(x))
         return choose(tirx.EQ(x, constant(0, x)), 0.0, root)  # sqrt(-0) is -0
-    square = let(x * x)
-    products = {1.0: x, 2.0: square, 3.0: square * x, 4.0: square * square}
+    products = {1.0: x, 2.0: x * x, 3.0: x * x * x, 4.0: (x * x) * (x * x)}
     return constant(1, x) / x if number == -1.0 else products.get(number)

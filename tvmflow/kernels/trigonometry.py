@@ -45,6 +45,7 @@ Evaluate = Callable[[Scope, Expr, Expr], Expr]  # of the reduced argument and th
 
 
 def sin(let: Scope, x: Expr) -> Expr:
+    x = let(x)
     value = _of_angle(let, let(magnitude(x)), lambda inner, r, q: _circular(inner, r, q))
     return with_sign(value, sign_bit(x))
 
@@ -54,6 +55,7 @@ def cos(let: Scope, x: Expr) -> Expr:
 
 
 def tan(let: Scope, x: Expr) -> Expr:
+    x = let(x)
     return with_sign(_of_angle(let, let(magnitude(x)), _tangent), sign_bit(x))
 
 
@@ -126,6 +128,7 @@ def _digits(let: Scope, word: Expr, place: int) -> Expr:
 
 def atan(let: Scope, x: Expr) -> Expr:
     """A polynomial up to 1; pi/2 - atan(1 / x) beyond."""
+    x = let(x)
     size = let(magnitude(x))
     large = size > 1.0
     t = let(choose(large, 1.0, size) / choose(large, size, 1.0))
@@ -136,6 +139,7 @@ def atan(let: Scope, x: Expr) -> Expr:
 
 def asin(let: Scope, x: Expr) -> Expr:
     """A polynomial up to 1/2; pi/2 - 2 asin(sqrt((1 - x) / 2)) beyond."""
+    x = let(x)
     size = let(magnitude(x))
     large, angle = _asin_reduced(let, size)
     return with_sign(choose(large, angle * -2 + math.pi / 2, angle), sign_bit(x))
@@ -143,6 +147,7 @@ def asin(let: Scope, x: Expr) -> Expr:
 
 def acos(let: Scope, x: Expr) -> Expr:
     """pi/2 - asin x up to 1/2; 2 asin(sqrt((1 - |x|) / 2)) or pi minus it beyond."""
+    x = let(x)
     large, angle = _asin_reduced(let, let(magnitude(x)))
     signed = let(with_sign(angle, sign_bit(x)))
     double = let(angle + angle)
@@ -160,6 +165,7 @@ def _asin_reduced(let: Scope, size: Expr) -> tuple[Expr, Expr]:
 
 def asinh(let: Scope, x: Expr) -> Expr:
     """log1p(|x| + x^2 / (1 + sqrt(x^2 + 1))); log(2 |x|) where x^2 would overflow."""
+    x = let(x)
     size = let(magnitude(x))
     huge = size > 2.0**60
     s = let(size * size)
@@ -169,6 +175,7 @@ def asinh(let: Scope, x: Expr) -> Expr:
 
 def acosh(let: Scope, x: Expr) -> Expr:
     """log1p(t + sqrt(2 t + t^2)) with t = x - 1; log(2 x) where t^2 would overflow."""
+    x = let(x)
     t = let(x - 1)
     huge = t > 2.0**60
     argument = let(choose(huge, x, tirx.sqrt(t * (t + 2)) + t))
@@ -178,6 +185,7 @@ def acosh(let: Scope, x: Expr) -> Expr:
 
 def atanh(let: Scope, x: Expr) -> Expr:
     """log1p(2 |x| / (1 - |x|)) / 2."""
+    x = let(x)
     size = let(magnitude(x))
     value = log1p(let, let((size + size) / (constant(1, x) - size))) * 0.5
     return with_sign(value, sign_bit(x))

@@ -73,14 +73,10 @@ def _lower(name: str, function: Callable[..., Expr], call: Expr) -> Expr:
         return cast("float16", tirx.call_intrin(args[0].ty, call.op, *args))
     if element == "float32":
         let = Scope()
-        return let.close(function(let, *[arg if _is_constant(arg) else let(arg) for arg in call.args]))
+        return let.close(function(let, *call.args))
     if name in LLVM_INTRINSICS:
         return tirx.call_llvm_pure_intrin(call.ty, f"llvm.{name}", *call.args)
     return _lane_by_lane(name, call) if name in BY_LANES else call
-
-
-def _is_constant(arg: Expr) -> bool:
-    return isinstance(getattr(arg, "value", arg), tirx.FloatImm)
 
 
 def _lane_by_lane(name: str, call: Expr) -> Expr:
