@@ -10,7 +10,7 @@ from tvm import relax
 
 from tvmflow.frontend.ops.activation import at_least, at_most, gelu_tanh, hard_sigmoid
 from tvmflow.frontend.ops.guard import in_range
-from tvmflow.frontend.ops.linear import convolve, matmul, with_bias
+from tvmflow.frontend.ops.linear import convolve, matmul
 from tvmflow.frontend.ops.node import Converters, Node, Refusal, dtype_of, in_float32, scalar
 
 
@@ -89,7 +89,7 @@ def _fused_matmul(node: Node) -> Any:
 def _fused_conv(node: Node) -> Any:
     """A convolution, its bias, a tensor to add, and an activation."""
     op = node.op
-    y = with_bias(node, convolve(node, node.x, node.tensor(1), None), 2)
+    y = convolve(node, node.x, node.tensor(1), None, bias=2)
     y = op.add(y, node.tensor(3)) if node.has(3) else y
     parameters = [float(value) for value in node.attributes.get("activation_params", ())]
     match node.text("activation", ""):

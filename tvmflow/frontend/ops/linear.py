@@ -60,17 +60,25 @@ def padding(node: Node, kernel: list[int], strides: list[int], dilations: list[i
     return [p[0] for p in pads] + [p[1] for p in pads]
 
 
-def convolve(node: Node, x: Any, weight: Any, out_dtype: str | None) -> Any:
-    """The node's convolution of given tensors, without bias."""
-    rank = int(x.ty.ndim) - 2
+def convolve(node: Node, x: Any, weight: Any, out_dtype: str | None, bias: int | None = None) -> Any:
+    """The node's convolution of given tensors, plus the bias that its input number `bias` holds, if it has that.
+
+    A 1-D convolution becomes a 2-D one of height 1: the layouts and fast schedules are for those.
+    """
+    rank, op = int(x.ty.ndim) - 2, node.op
     if rank not in LAYOUTS:
         raise node.refuse(f"{rank} spatial axes; one to three are supported")
     kernel = [int(k) for k in list(weight.ty.shape)[2:]]
     strides, dilations = node.ints("strides", [1] * rank), node.ints("dilations", [1] * rank)
-    function = getattr(node.op.nn, f"conv{rank}d")
     pads = padding(node, kernel, strides, dilations)
-    return function(x, weight, strides, pads, dilations, node.integer("group", 1), LAYOUTS[rank][0], LAYOUTS[rank][1],
-                    out_dtype=out_dtype)
+    if rank == 1:
+        x, weight = op.expand_dims(x, 2), op.expand_dims(weight, 2)
+        strides, dilations, pads = [1, *strides], [1, *dilations], [0, pads[0], 0, pads[1]]
+    function, layouts = getattr(op.nn, f"conv{len(strides)}d"), LAYOUTS[len(strides)]
+    y = function(x, weight, strides, pads, dilations, node.integer("group", 1), layouts[0], layouts[1],
+                 out_dtype=out_dtype)
+    y = y if bias is None else with_bias(node, y, bias)
+    return op.squeeze(y, 2) if rank == 1 else y
 
 
 def with_bias(node: Node, y: Any, index: int) -> Any:
@@ -82,7 +90,7 @@ def with_bias(node: Node, y: Any, index: int) -> Any:
 
 
 def _conv(node: Node) -> Any:
-    y = with_bias(node, convolve(node, node.x, node.tensor(1), _wide(node.dtype())), 2)
+    y = convolve(node, node.x, node.tensor(1), _wide(node.dtype()), bias=2)
     return y if dtype_of(y) == node.dtype() else node.op.astype(y, node.dtype())
 
 
