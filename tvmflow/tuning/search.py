@@ -73,8 +73,8 @@ class Search:
 def begin(search: Search, record: Record | None, measurer: Measurer, machine: tuple[tvm.target.Target, Any]) -> None:
     """Measures where the search starts, and lays out its space; `machine` is the target and the cost model.
 
-    The starts are what the task would run with today, its record or its default schedule, and a blocking by rule. A
-    task that MetaSchedule's rules do not fit is exhausted at once.
+    The starts are what the task would run with today: its record and its default schedule. A task that MetaSchedule's
+    rules do not fit is exhausted at once.
     """
     task, (target, model) = search.task, machine
     search.default = space.default(task.mod, target)
@@ -82,12 +82,11 @@ def begin(search: Search, record: Record | None, measurer: Measurer, machine: tu
     # A session that goes on must not draw what the one before it drew.
     search.context = space.context(task.mod, target, task.name, search.seed + search.trials)
     replayed = replay(task.mod, record.trace) if record is not None else None
-    starts = [schedule for schedule in (replayed, search.default, space.start(search.context)) if schedule is not None]
+    starts = [schedule for schedule in (replayed, search.default) if schedule is not None]
     results = measurer.measure([job_of(s.mod) for s in starts], None)
     for schedule, result in zip(starts, results, strict=True):
         take(search, schedule, result)
-        if schedule is search.default or schedule is replayed:
-            search.start_s = min(search.start_s, median_s(result.samples_s) if result.samples_s else float("inf"))
+        search.start_s = min(search.start_s, median_s(result.samples_s) if result.samples_s else float("inf"))
     careful = record is not None and record.provenance.protocol.startswith(measurer.protocol + CONFIRMED)
     search.confirmed = careful and bool(search.best) and search.best[0].schedule is replayed
     try:
