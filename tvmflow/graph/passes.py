@@ -19,7 +19,7 @@ from tvm.s_tir import dlight
 
 from tvmflow.config import KernelSection
 from tvmflow.graph.constants import FoldExactly
-from tvmflow.graph.packing import SplitRepacking
+from tvmflow.graph.packing import FoldRepacking, SplitRepacking
 from tvmflow.graph.replacement import OnReplaced, ReplaceOperators
 from tvmflow.kernels.default import DefaultSchedule
 
@@ -101,7 +101,7 @@ def pack_steps(kind: str, prepack: bool) -> tuple[Step, ...]:
     return (
         Step("SplitLayoutRewritePreproc", "repacking of weights apart from their kernels",
              SplitRepacking()),
-        Step("FoldConstant", "repacked weights become the weights", transform.FoldConstant()),
+        Step("FoldRepacking", "repacked weights become the weights", FoldRepacking()),
         Step("DeadCodeElimination", "drop the repacking functions", transform.DeadCodeElimination()),
     )  # fmt: skip
 
