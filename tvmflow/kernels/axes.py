@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 import tvm
+import tvm_ffi
 from tvm.s_tir import Schedule
 from tvm.tirx import IntImm, IterVar, Var
 
@@ -96,6 +97,11 @@ def is_outer_product(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV, row
     return not any(_position(r, row.var) != "nowhere" and _position(r, vector.var) != "nowhere" for r in reads)
 
 
+def reads_last(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV, axis: Axis) -> bool:
+    """Whether neighbours along an axis lie next to each other in something that is read."""
+    return any(_position(region, axis.var) == "last" for region in schedule.get(block).reads)
+
+
 def _position(region: tvm.s_tir.BufferRegion, var: Var) -> str:
     """Where a buffer's indices use a variable: in the "last" axis, in an "earlier" one, or "nowhere".
 
@@ -126,3 +132,15 @@ def width(extent: int) -> int:
 
 def divisor(extent: int, limit: int) -> int:
     return max(d for d in range(1, limit + 1) if extent % d == 0)
+
+
+def lanes_of(extent: int) -> int:
+    """The widest vector of whole registers or of a half or quarter of one that divides an axis."""
+    return math.gcd(extent, LANES)
+
+
+def is_cheap(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV) -> bool:
+    """Whether a block computes nothing that should not be done twice: no function call but a condition's choice."""
+    calls: set[str] = set()
+    tvm_ffi.structural_walk(schedule.get(block).body, (tvm.ir.Call, lambda call: calls.add(str(call.op.name))))
+    return calls <= {"prim.if_then_else"}
