@@ -12,7 +12,8 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.s_tir import Schedule
 from tvm.tirx import PrimFunc
 
-REPACKING = "meta_schedule.layout_rewrite_preproc"  # on a block that repacks a weight before the kernel proper
+from tvmflow.kernels import repacking
+
 ARITHMETIC = {
     tirx.Add: np.add, tirx.Sub: np.subtract, tirx.Mul: np.multiply, tirx.FloorDiv: np.floor_divide,
     tirx.FloorMod: np.mod,
@@ -33,7 +34,7 @@ class SplitRepacking:
 
 
 def _repacks(function: PrimFunc) -> bool:
-    return "tirx.is_scheduled" in function.attrs and REPACKING in function.script()
+    return "tirx.is_scheduled" in function.attrs and bool(repacking.blocks(function))
 
 
 @tvm.transform.module_pass(opt_level=0, name="FoldRepacking")

@@ -21,6 +21,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import IterVar
 
+from tvmflow.kernels import repacking
 from tvmflow.kernels.axes import (
     Axis,
     Registers,
@@ -48,7 +49,8 @@ def apply(schedule: Schedule) -> str:
     if not block(schedule, registers, informed=True):
         return ""
     schedule.enter_postproc()
-    return RULE if ms.postproc.RewriteLayout().apply(schedule) else ""
+    packed = ms.postproc.RewriteLayout().apply(schedule) and repacking.is_whole(schedule.mod["main"])
+    return RULE if packed else ""
 
 
 def block(schedule: Schedule, registers: Registers, informed: bool) -> bool:

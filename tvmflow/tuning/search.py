@@ -14,6 +14,7 @@ from tvm.s_tir.schedule import ScheduleError
 
 from tvmflow.database import Record
 from tvmflow.database.keys import fingerprint
+from tvmflow.kernels import repacking
 from tvmflow.tasks import Task, replay
 from tvmflow.tuning import space
 from tvmflow.tuning.measure import Measured, Measurer
@@ -172,10 +173,17 @@ def trace_hash(schedule: Schedule) -> str:
 def _measure(
     search: Search, candidates: Sequence[ms.MeasureCandidate], measurer: Measurer, quarantined: Collection[str]
 ) -> list[Measured]:  # fmt: skip
-    safe = [c for c in candidates if not quarantined or trace_hash(c.sch) not in quarantined]
-    best_s = search.best_s if search.best else None
-    results = iter(measurer.measure([job_of(c.sch.mod) for c in safe], best_s))
-    return [next(results) if c in safe else Measured(error="in quarantine") for c in candidates]
+    faults = [_fault(candidate.sch, quarantined) for candidate in candidates]
+    jobs = [job_of(c.sch.mod) for c, fault in zip(candidates, faults, strict=True) if not fault]
+    results = iter(measurer.measure(jobs, search.best_s if search.best else None))
+    return [Measured(error=fault) if fault else next(results) for fault in faults]
+
+
+def _fault(schedule: Schedule, quarantined: Collection[str]) -> str:
+    """Why a candidate must not be run; "" if it may."""
+    if not repacking.is_whole(schedule.mod["main"]):
+        return "its layout of the weights loses some"
+    return "in quarantine" if quarantined and trace_hash(schedule) in quarantined else ""
 
 
 def _commit(search: Search, candidate: Candidate, target: tvm.target.Target) -> None:
