@@ -21,6 +21,7 @@ from tvmflow.config import KernelSection
 from tvmflow.graph.constants import FoldExactly
 from tvmflow.graph.packing import FoldRepacking, SplitRepacking
 from tvmflow.graph.replacement import OnReplaced, ReplaceOperators
+from tvmflow.graph.transposed import SplitTransposedConvolutions
 from tvmflow.kernels.default import DefaultSchedule
 
 # Transposed convolutions stay as they are: TVM has no kernel for them in NHWC.
@@ -53,6 +54,8 @@ def simplify_steps() -> tuple[Step, ...]:
              transform.DecomposeOpsForInference()),
         Step("FoldConstant", "compute what the decomposition left constant", transform.FoldConstant()),
         Step("EliminateCommonSubexpr", "compute equal values once", transform.EliminateCommonSubexpr()),
+        Step("SplitTransposedConvolutions", "no products with the zeros that a stride puts between inputs",
+             SplitTransposedConvolutions()),
     )  # fmt: skip
 
 
