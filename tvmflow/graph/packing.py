@@ -81,8 +81,8 @@ def _packed(function: PrimFunc, sources: list[tvm.runtime.Tensor]) -> list[np.nd
         statement = schedule.get(block)
         store, ranges = statement.body, [int(axis.dom.extent) for axis in statement.iter_vars]
         grid = dict(zip((axis.var for axis in statement.iter_vars), np.ogrid[tuple(map(slice, ranges))], strict=True))
-        index = tuple(np.broadcast_arrays(*(_value(i, grid) for i in store.indices)))
-        source = tuple(np.broadcast_arrays(*(_value(i, grid) for i in store.value.indices)))
+        index = tuple(np.broadcast_to(_value(i, grid), ranges) for i in store.indices)
+        source = tuple(np.broadcast_to(_value(i, grid), ranges) for i in store.value.indices)
         arrays[store.buffer][index] = arrays[store.value.source][source]
     return [arrays[out] for out in outputs]
 
