@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from tvmflow import artifact, bench, config, frontend, kernel_check
 from tvmflow.artifact import CONSTANTS, LIBRARY
 from tvmflow.config import Config
 from tvmflow.errors import CompileError, ConfigError, OutputError, TvmflowError
-from tvmflow.manifest import Layout, Manifest, Signature, Stage, TargetInfo
+from tvmflow.manifest import Kernel, Layout, Manifest, Signature, Stage, TargetInfo
 from tvmflow.process import emit
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
         stages=tuple(log.stages),
         peak_rss_bytes=0,
         cuda=cuda,
-        notes=(*model.notes, *tuned.notes, *checked, *_warnings(cfg)),
+        notes=(*model.notes, *tuned.notes, *checked, *_winograd_notes(contents.kernels), *_warnings(cfg)),
         verdict=None,
     )
 
@@ -172,6 +173,7 @@ def passes(cfg: Config) -> dict[str, list[tuple[str, str]]]:
         "simplify": pipeline.simplify_steps(),
         f"layout = {cfg.graph.layout}": pipeline.layout_steps() if cfg.graph.layout != "keep" else (),
         "user kernels": pipeline.user_steps(cfg.kernels, lambda replacement: None),
+        f"winograd = {cfg.numerics.winograd}": pipeline.winograd_steps(kind, cfg.numerics.winograd),
         "fuse": pipeline.fuse_steps(kind, prepack),
         "schedule": pipeline.schedule_steps(kind),
         "pack weights": pipeline.pack_steps(kind, prepack),
@@ -208,6 +210,16 @@ def _check_names(cfg: Config, signature: Signature) -> None:
             if name not in names:
                 hint = f"it has: {', '.join(sorted(names)) or 'none'}"
                 raise ConfigError(f"verify.{key}: the model has no `{name}` among its {key}", hint)
+
+
+def _winograd_notes(kernels: Sequence[Kernel]) -> Iterator[str]:
+    """Which convolutions lose precision by numerics.winograd, and by which method."""
+    places = Counter[str]()
+    for kernel in kernels:
+        if kernel.rule.startswith("winograd "):
+            places[kernel.rule] += kernel.calls
+    for rule, count in places.items():
+        yield f"numerics.winograd: {rule}, in {count} place{'s' if count > 1 else ''}"
 
 
 def _warnings(cfg: Config) -> tuple[str, ...]:

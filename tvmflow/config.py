@@ -122,6 +122,8 @@ class NumericsSection(Section):
     """Allow approximate division, square roots and functions, reassociation, and flushing denormals to zero."""
     tf32: bool = False
     """Allow TF32 tensor cores for float32 matrix products (CUDA, sm_80 and later)."""
+    winograd: Literal["auto", "off"] = "auto"
+    """Compute float32 3 x 3 convolutions of stride 1 on a CPU by Winograd's method where that is faster, or never."""
 
 
 class GraphSection(Section):

@@ -32,6 +32,10 @@ class Setting:
         """What every pass must run inside of."""
         import tvm
 
+        from tvmflow.kernels import vector_math
+
+        if self.target.kind == "llvm":
+            vector_math.register()  # in whichever process builds; nothing undoes it, and no other target is concerned
         with tvm.transform.PassContext(opt_level=3, config=self.pass_config), self.tvm_target:
             yield
 
@@ -58,7 +62,10 @@ def prepare(
 
     choice = layouts.choose(model.mod, cfg.graph.layout, after)
     layouts.check_budget(choice.transforms, cfg.graph.max_layout_transforms)
-    steps = (*passes.user_steps(cfg.kernels, on_replaced), *passes.fuse_steps(kind, cfg.graph.prepack))
+    steps = (
+        *passes.user_steps(cfg.kernels, on_replaced), *passes.winograd_steps(kind, cfg.numerics.winograd),
+        *passes.fuse_steps(kind, cfg.graph.prepack),
+    )  # fmt: skip
     return passes.run(choice.mod, steps, after), choice
 
 

@@ -79,7 +79,8 @@ def key_parts(workload: str, target: Target, numerics: NumericsSection) -> KeyPa
         "kind": target.kind, "mcpu": target.mcpu, "machine": target.machine, "features": target.features,
         "threads": target.threads, **({"arch": target.arch} if target.arch else {}),
     }  # fmt: skip
-    return KeyParts(workload=workload, target=machine, numerics=numerics.model_dump(), preparation=PREPARATION)
+    modes = numerics.model_dump(exclude={"winograd"})  # it decides which kernels there are, not what they compute
+    return KeyParts(workload=workload, target=machine, numerics=modes, preparation=PREPARATION)
 
 
 def is_tunable(function: tvm.ir.BaseFunc) -> bool:

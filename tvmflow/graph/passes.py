@@ -22,6 +22,7 @@ from tvmflow.graph.constants import FoldExactly
 from tvmflow.graph.packing import FoldRepacking, SplitRepacking
 from tvmflow.graph.replacement import OnReplaced, ReplaceOperators
 from tvmflow.graph.transposed import SplitTransposedConvolutions
+from tvmflow.graph.winograd import ScheduleWinograd, Winograd
 from tvmflow.kernels.default import DefaultSchedule
 
 # Transposed convolutions stay as they are: TVM has no kernel for them in NHWC.
@@ -80,6 +81,13 @@ def user_steps(kernels: Mapping[str, KernelSection], on_replaced: OnReplaced) ->
     )
 
 
+def winograd_steps(kind: str, winograd: str) -> tuple[Step, ...]:
+    """Convolutions by fewer multiplications; `winograd` is "auto" or "off"."""
+    if kind != "llvm" or winograd == "off":
+        return ()
+    return (Step("Winograd", "3 x 3 convolutions by fewer multiplications, where that pays", Winograd()),)
+
+
 def fuse_steps(kind: str, prepack: bool) -> tuple[Step, ...]:
     """From operators to fused TensorIR kernels."""
     attach = Step("AttachAttrLayoutFreeBuffers", "let a schedule choose its weights' layout",
@@ -93,6 +101,8 @@ def fuse_steps(kind: str, prepack: bool) -> tuple[Step, ...]:
         Step("FuseOps", "group operators into kernels", transform.FuseOps()),
         Step("FuseTIR", "one TensorIR function per group", transform.FuseTIR()),
         Step("DeadCodeElimination", "drop the unfused functions", transform.DeadCodeElimination()),
+        *([Step("ScheduleWinograd", "they and what is fused into them have schedules of their own", ScheduleWinograd())]
+          if kind == "llvm" else []),
         *([attach] if prepack and kind == "llvm" else []),
     )
 

@@ -102,19 +102,38 @@ def reads_last(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV, axis: Axi
     return any(_position(region, axis.var) == "last" for region in schedule.get(block).reads)
 
 
+def reads_along(
+    schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV, axis: Axis, reduced: list[Axis]
+) -> bool:
+    """Whether an axis runs along the memory of everything that has it, with none but the `reduced` beside it."""
+    regions = [r for r in schedule.get(block).reads if _position(r, axis.var) != "nowhere"]
+    if not regions or any(_position(region, axis.var) != "last" for region in regions):
+        return False
+    own = [other.var for other in reduced]
+    return all(
+        any(var.same_as(other) for other in own)
+        for region in regions for var in tvm.tirx.analysis.undefined_vars(_wide(region)[-1].min)
+    )  # fmt: skip
+
+
 def _position(region: tvm.s_tir.BufferRegion, var: Var) -> str:
     """Where a buffer's indices use a variable: in the "last" axis, in an "earlier" one, or "nowhere".
 
     Axes of size 1 do not count: 1x64x512x1 is as good as 64x512.
     """
-    wide = [
-        index for index, size in zip(region.region, region.source.ty.shape, strict=True)
-        if not (isinstance(size, IntImm) and int(size) == 1)
-    ]  # fmt: skip
+    wide = _wide(region)
     holds = [any(v.same_as(var) for v in tvm.tirx.analysis.undefined_vars(index.min)) for index in wide]
     if any(holds[:-1]):
         return "earlier"
     return "last" if holds and holds[-1] else "nowhere"
+
+
+def _wide(region: tvm.s_tir.BufferRegion) -> list[tvm.ir.Range]:
+    """What a region holds of the buffer's axes that are no single element."""
+    return [
+        index for index, size in zip(region.region, region.source.ty.shape, strict=True)
+        if not (isinstance(size, IntImm) and int(size) == 1)
+    ]  # fmt: skip
 
 
 def extent_of(schedule: Schedule, loop: tvm.s_tir.schedule.LoopRV) -> int:

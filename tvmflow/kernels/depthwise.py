@@ -61,11 +61,8 @@ def apply(schedule: Schedule) -> str:
         return ""
     for block in [*blocks[:place], *blocks[place + 1 : -1]]:
         schedule.compute_inline(block)
-    if place + 1 < len(blocks):
-        schedule.set_scope(window, 0, "local")
-        _tile(schedule, window, blocks[-1])
-    else:
-        _tile(schedule, window, schedule.cache_write(window, 0, "local"))
+    last = blocks[-1] if place + 1 < len(blocks) else schedule.cache_write(window, 0, "global")
+    _tile(schedule, window, last)
     return NAME
 
 

@@ -1,0 +1,75 @@
+"""Replaces 3 x 3 convolutions by Winograd's where that pays, with filters that are transformed here and now."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.ir import GenericConst
+from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.target import Target
+from tvm.tirx import IntImm, PrimFunc
+
+from tvmflow.kernels import winograd, winograd_tir
+from tvmflow.kernels.winograd import Shape
+
+
+@tvm.transform.module_pass(opt_level=0, name="Winograd")
+class Winograd:
+    """Convolutions in NHWC of stride 1, dilation 1, one group, float32, constant weights and fixed shapes."""
+
+    def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        replacing = _Mutator(mod)
+        for var, function in mod.functions.items():
+            if isinstance(function, relax.Function):
+                replacing.builder_.update_func(var, replacing.visit_expr(function))
+        return replacing.builder_.get()
+
+
+@tvm.transform.module_pass(opt_level=0, name="ScheduleWinograd")
+class ScheduleWinograd:
+    """Schedules Winograd's kernels with what was fused into them."""
+
+    def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        functions = {
+            var: winograd_tir.schedule(function) if isinstance(function, PrimFunc) else function
+            for var, function in mod.functions.items()
+        }
+        return tvm.IRModule(functions, attrs=mod.attrs)
+
+
+@mutator
+class _Mutator(PyExprMutator):  # type: ignore[misc] # TVM has no types
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = super().visit_call_(call)
+        shape = shape_of(call)
+        chosen = winograd.best_plan(shape, Target.current()) if shape is not None else None
+        if shape is None or chosen is None:
+            return call
+        function = winograd_tir.function(shape, chosen, winograd.vector_lanes(Target.current()))
+        filters = relax.const(winograd.transformed(call.args[1].value.numpy(), chosen))
+        return relax.call_tir(self.builder_.add_func(function, "winograd"), [call.args[0], filters], call.ty)
+
+
+def shape_of(call: relax.Call) -> Shape | None:
+    """The convolution that a call computes; None for anything that is not of the kind that Winograd's method serves."""
+    if getattr(call.op, "name", "") != "relax.nn.conv2d" or not isinstance(call.args[1], GenericConst):
+        return None
+    attrs, image, weights = call.attrs, _sizes(call.args[0]), _sizes(call.args[1])
+    layouts = (attrs.data_layout, attrs.kernel_layout, attrs.out_layout or attrs.data_layout)
+    plain = [*map(int, attrs.strides), *map(int, attrs.dilation), int(attrs.groups)] == [1] * 5
+    dtypes = {str(call.args[0].ty.dtype), str(call.args[1].ty.dtype), str(call.ty.dtype)}
+    if image is None or weights is None or not plain or layouts != ("NHWC", "HWIO", "NHWC"):
+        return None
+    if weights[:2] != (3, 3) or dtypes != {"float32"} or 0 in image:
+        return None
+    batch, height, width, channels = image
+    top, left, bottom, right = map(int, attrs.padding)
+    return Shape(batch, height, width, channels, weights[3], (top, left, bottom, right))
+
+
+def _sizes(value: Any) -> tuple[int, ...] | None:
+    shape = value.ty.shape
+    sizes = list(shape.values) if isinstance(shape, relax.ShapeExpr) else []
+    return tuple(map(int, sizes)) if len(sizes) == 4 and all(isinstance(s, IntImm) for s in sizes) else None
