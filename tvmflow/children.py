@@ -50,9 +50,9 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
         with log.stage("graph"):
             prepared, choice = prepare(cfg, model, target.kind, log.after, replaced.append)
             tuned = _tuned(cfg, prepared, target)
-            packed = passes.run(tuned.mod, passes.pack_steps(target.kind, cfg.graph.prepack), log.after)
-            scheduled = passes.run(packed, passes.schedule_steps(target.kind), log.after)
-            stripped, weights = constants.externalise(scheduled)
+            scheduled = passes.run(tuned.mod, passes.schedule_steps(target.kind), log.after)
+            packed = passes.run(scheduled, passes.pack_steps(target.kind, cfg.graph.prepack), log.after)
+            stripped, weights = constants.externalise(packed)
             lowered = passes.run(stripped, passes.lower_steps(), log.after)
         with log.stage("user kernels"):
             checked = kernel_check.notes(cfg, replaced, chosen)
@@ -62,7 +62,7 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
                 found = cubin.assert_machine_code(folder / LIBRARY, target.arch)
                 cuda["cubins"] = [dataclasses.asdict(item) for item in found]
             entries = library.write_constants(weights, folder)
-    contents = library.contents(scheduled, lowered)
+    contents = library.contents(packed, lowered)
     return Manifest(
         format_version=artifact.FORMAT_VERSION,
         name=config.name(cfg),
@@ -175,8 +175,8 @@ def passes(cfg: Config) -> dict[str, list[tuple[str, str]]]:
         "user kernels": pipeline.user_steps(cfg.kernels, lambda replacement: None),
         f"winograd = {cfg.numerics.winograd}": pipeline.winograd_steps(kind, cfg.numerics.winograd),
         "fuse": pipeline.fuse_steps(kind, prepack),
-        "pack weights": pipeline.pack_steps(kind, prepack),
         "schedule": pipeline.schedule_steps(kind),
+        "pack weights": pipeline.pack_steps(kind, prepack),
         "lower": pipeline.lower_steps(),
     }
     return {phase: [(step.name, step.why) for step in steps] for phase, steps in phases.items()}

@@ -25,6 +25,7 @@ from tvm.tirx import IntImm, PrimFunc
 
 from tvmflow.config import NumericsSection
 from tvmflow.database.keys import KeyParts
+from tvmflow.kernels import repacking
 from tvmflow.target import Target
 
 PREPARATION = 1  # raised whenever the graph stage or `canonical` changes what reaches tuning
@@ -112,7 +113,7 @@ def replay(mod: tvm.IRModule, trace: JsonValue) -> Schedule | None:
         Trace.apply_json_to_schedule(trace, schedule)
     except (ScheduleError, RuntimeError, ValueError, TypeError, IndexError, KeyError):
         return None
-    return schedule
+    return schedule if repacking.is_whole(schedule.mod["main"]) else None
 
 
 def _renamed(script: str) -> str:

@@ -10,7 +10,9 @@ from tvm import te, topi
 from tvm.s_tir import Schedule
 
 from tvmflow.kernels import blocking
+from tvmflow.kernels.axes import Registers
 
+AVX512, AVX2, NEON = Registers(16, 32), Registers(8, 16), Registers(4, 32)
 TARGET = tvm.target.Target({"kind": "llvm", "num-cores": 2})
 
 
@@ -26,10 +28,10 @@ def convolution(size: int, channels: int, filters: int, stride: int) -> list[te.
     return [x, w, topi.nn.conv2d_nhwc(x, w, stride, 1, 1)]
 
 
-def scheduled(tensors: list[te.Tensor], informed: bool, seed: int = 1) -> Schedule | None:
+def scheduled(tensors: list[te.Tensor], informed: bool, registers: Registers = AVX512) -> Schedule | None:
     mod = tvm.IRModule({"main": te.create_prim_func(tensors).with_attr("global_symbol", "main")})
-    schedule = Schedule(mod, seed=seed, debug_mask="all")
-    return schedule if blocking.apply(schedule, informed) else None
+    schedule = Schedule(mod, seed=1, debug_mask="all")
+    return schedule if blocking.block(schedule, registers, informed) else None
 
 
 def run(schedule: Schedule, tensors: list[te.Tensor]) -> list[np.ndarray]:
@@ -43,10 +45,12 @@ def run(schedule: Schedule, tensors: list[te.Tensor]) -> list[np.ndarray]:
 
 @pytest.mark.parametrize(("m", "n", "k"), [(64, 64, 64), (49, 96, 33), (1, 64, 128), (13, 17, 19), (128, 384, 8)])
 @pytest.mark.parametrize("relu", [False, True])
-@pytest.mark.parametrize("informed", [True, False])
-def test_products_have_numpys_values(m: int, n: int, k: int, relu: bool, informed: bool) -> None:
+@pytest.mark.parametrize(("informed", "registers"), [(True, AVX512), (True, AVX2), (True, NEON), (False, AVX512)])
+def test_products_have_numpys_values(
+    m: int, n: int, k: int, relu: bool, informed: bool, registers: Registers
+) -> None:  # fmt: skip
     tensors = product(m, n, k, relu)
-    schedule = scheduled(tensors, informed)
+    schedule = scheduled(tensors, informed, registers)
     if schedule is None:
         assert min(n, 4) == 4
         assert n % 4, "only an axis without vectors may be refused"
@@ -68,6 +72,26 @@ def test_convolutions_have_pytorchs_values(size: int, channels: int, filters: in
         torch.from_numpy(x).permute(0, 3, 1, 2), torch.from_numpy(w).permute(3, 2, 0, 1), stride=stride, padding=1
     )
     np.testing.assert_allclose(got, want.permute(0, 2, 3, 1).numpy(), rtol=1e-4, atol=1e-4)
+
+
+def test_a_tile_fills_the_registers_and_no_more() -> None:
+    for registers in (AVX512, AVX2, NEON):
+        schedule = scheduled(product(128, 384, 64, relu=False), True, registers)
+        assert schedule is not None
+        factors = [[int(f) for f in decision] for _, decision in schedule.trace.decisions.items()]
+        rows, vectors = factors[0][-1], factors[1][-1]
+        assert 8 <= rows * vectors <= registers.count - 4
+
+
+def test_the_registers_are_those_of_the_target() -> None:
+    cpus = {"x86-64-v4": AVX512, "x86-64-v3": AVX2, "x86-64-v2": Registers(4, 16)}
+    for mcpu, registers in cpus.items():
+        target = tvm.target.Target({"kind": "llvm", "mcpu": mcpu, "mtriple": "x86_64-linux-gnu"})
+        assert Registers.of(target) == registers
+    arm = tvm.target.Target({"kind": "llvm", "mcpu": "generic", "mtriple": "aarch64-linux-gnu"})
+    assert Registers.of(arm) == NEON
+    without = {"kind": "llvm", "mcpu": "sapphirerapids", "mattr": ["-avx512f"], "mtriple": "x86_64-linux-gnu"}
+    assert Registers.of(tvm.target.Target(without)) == AVX2
 
 
 def test_other_kernels_are_left_alone() -> None:

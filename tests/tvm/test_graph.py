@@ -34,7 +34,7 @@ def module(build: Callable[[relax.BlockBuilder, relax.Var], relax.Expr], shape: 
 def evaluate(mod: tvm.IRModule, *arrays: np.ndarray) -> np.ndarray:
     """Runs a module through the whole pipeline."""
     with tvm.target.Target(TARGET):
-        for steps in (passes.fuse_steps("llvm", True), passes.schedule_steps("llvm")):
+        for steps in (passes.fuse_steps("llvm", True), passes.schedule_steps("llvm"), passes.pack_steps("llvm", True)):
             mod = passes.run(mod, steps, nothing)
         mod, weights = constants.externalise(mod)
         mod = passes.run(mod, passes.lower_steps(), nothing)
@@ -167,11 +167,11 @@ KERNELS = {
     "unequal to": (unequal(6), "elementwise"),
     "masks": (masked(7, 10), "elementwise"),
     "masks of whole vectors": (masked(4, 64), "elementwise"),
-    "matmul 64x64x64": (matmul(64, 64, 64), "register tile"),
-    "matmul with odd sizes": (matmul(7, 13, 17), "register tile"),
+    "matmul 64x64x64": (matmul(64, 64, 64), "product blocking"),
+    "matmul with odd sizes": (matmul(7, 13, 17), "product blocking"),
     "matmul by a prime": (matmul(1, 31, 9), None),
     "matmul to one column": (matmul(33, 1, 65), None),
-    "convolution": (conv(16, 28, 32, 1), "elementwise + register tile"),
+    "convolution": (conv(16, 28, 32, 1), "product blocking"),
     "strided convolution": (conv(3, 15, 8, 2), None),
     "depthwise convolution": (conv(32, 14, 32, 1, 32), None),
     "row sums": (row_sum(100, 37), "parallel rows"),
@@ -182,7 +182,8 @@ KERNELS = {
 def test_default_schedule_keeps_the_values(name: str) -> None:
     tensors, rule = KERNELS[name]
     function = te.create_prim_func(tensors)
-    changed = default.scheduled(function)
+    with tvm.target.Target(TARGET):
+        changed = default.scheduled(function)
     assert changed.attrs[default.RULE_ATTR] != default.UNSCHEDULED
     assert rule is None or changed.attrs[default.RULE_ATTR] == rule
     rng = np.random.default_rng(0)
@@ -202,5 +203,19 @@ def test_default_schedule_keeps_the_values(name: str) -> None:
 
 def test_a_tuned_kernel_is_left_alone() -> None:
     function = te.create_prim_func(matmul(8, 16, 8)).with_attr("tirx.is_scheduled", True)
-    mod = default.DefaultSchedule()(tvm.IRModule({"main": function}))
+    with tvm.target.Target(TARGET):
+        mod = default.DefaultSchedule()(tvm.IRModule({"main": function}))
     tvm.ir.assert_structural_equal(mod["main"], function)
+
+
+def test_weights_are_repacked_to_what_their_kernel_reads() -> None:
+    """The whole path: blocking asks for a layout, numpy repacks, and the product is numpy's."""
+    weights = np.random.default_rng(0).standard_normal((48, 96)).astype("f4")
+    mod = module(lambda builder, x: relax.op.matmul(x, relax.const(weights)), (7, 48))
+    with tvm.target.Target(TARGET):
+        prepared = passes.run(mod, passes.fuse_steps("llvm", prepack=True), nothing)
+        scheduled = passes.run(prepared, passes.schedule_steps("llvm"), nothing)
+        packed = passes.run(scheduled, passes.pack_steps("llvm", prepack=True), nothing)
+    assert not [var for var in packed.functions if "weight_prepack" in var.name_hint], "nothing is left to repack"
+    x = np.random.default_rng(1).standard_normal((7, 48)).astype("f4")
+    np.testing.assert_allclose(evaluate(packed, x), x @ weights, rtol=1e-4, atol=1e-4)

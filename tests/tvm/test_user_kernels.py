@@ -344,7 +344,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("name", "rule"),
     [("matmul", "user kernel packed_matmul: schedule of its own"),
-     ("fused", "user kernel feed_forward: register tile + elementwise")],
+     ("fused", "user kernel feed_forward: product blocking")],
 )  # fmt: skip
 def test_the_examples_compile_to_the_models_values(name: str, rule: str, examples: Path) -> None:
     manifest = flow.compile_model(config.load(examples / f"{name}.toml"), examples / f"{name}.tvmflow")

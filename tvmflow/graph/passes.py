@@ -19,8 +19,9 @@ from tvm.s_tir import dlight
 
 from tvmflow.config import KernelSection
 from tvmflow.graph.constants import FoldExactly
-from tvmflow.graph.packing import SplitRepacking
+from tvmflow.graph.packing import FoldRepacking, SplitRepacking
 from tvmflow.graph.replacement import OnReplaced, ReplaceOperators
+from tvmflow.graph.transposed import SplitTransposedConvolutions
 from tvmflow.graph.winograd import ScheduleWinograd, Winograd
 from tvmflow.kernels.default import DefaultSchedule
 
@@ -54,6 +55,8 @@ def simplify_steps() -> tuple[Step, ...]:
              transform.DecomposeOpsForInference()),
         Step("FoldConstant", "compute what the decomposition left constant", transform.FoldConstant()),
         Step("EliminateCommonSubexpr", "compute equal values once", transform.EliminateCommonSubexpr()),
+        Step("SplitTransposedConvolutions", "no products with the zeros that a stride puts between inputs",
+             SplitTransposedConvolutions()),
     )  # fmt: skip
 
 
@@ -111,7 +114,7 @@ def pack_steps(kind: str, prepack: bool) -> tuple[Step, ...]:
     return (
         Step("SplitLayoutRewritePreproc", "repacking of weights apart from their kernels",
              SplitRepacking()),
-        Step("FoldConstant", "repacked weights become the weights", transform.FoldConstant()),
+        Step("FoldRepacking", "repacked weights become the weights", FoldRepacking()),
         Step("DeadCodeElimination", "drop the repacking functions", transform.DeadCodeElimination()),
     )  # fmt: skip
 

@@ -13,6 +13,29 @@ from tvm.tirx import IntImm, IterVar, Var
 LANES = 16  # elements of a vector: one AVX-512 or two AVX2 registers of float32
 
 
+@dataclass(frozen=True)
+class Registers:
+    """The vector registers of a CPU: how many float32 lanes one has, and how many there are."""
+
+    lanes: int
+    count: int
+
+    @staticmethod
+    def of(target: tvm.target.Target) -> Registers:
+        """By the instruction set extensions of an `llvm` target."""
+        features = {str(name) for name in tvm.target.codegen.llvm_get_cpu_features(target)}
+        if "avx512f" in features:
+            return Registers(16, 32)
+        if "avx" in features:
+            return Registers(8, 16)
+        return Registers(4, 32 if "neon" in features else 16)
+
+    def width(self, extent: int) -> int:
+        """The lanes of a vector along an axis: a whole register or a power of two of it, else the most that divide."""
+        whole = math.gcd(extent, self.lanes)
+        return whole if whole >= 4 else divisor(extent, self.lanes)
+
+
 def blocks_of(schedule: Schedule) -> list[tvm.s_tir.schedule.SBlockRV]:
     return list(schedule.get_child_blocks(schedule.get_sblock("root")))
 

@@ -1,9 +1,9 @@
-"""Register and cache blocking of a product: a space for tuning to search, and a point in it to start from.
+"""Register and cache blocking of a product: a default schedule, and a space for tuning that starts from it.
 
     for blocks of rows, vectors of columns   in parallel: each thread a run of them, one after the other
       for tiles of rows                      a block of rows stays in the second-level cache for all columns
         for k, by steps                      unrolled, so that a step's loads and multiply-adds overlap
-          rows x lanes                       the tile, in registers
+          rows x registers x lanes           the tile, in registers
 
 The order of Goto & van de Geijn 2008 without packing the rows. What follows the product (bias, activation) is done
 tile by tile; what comes before it (padding) is done apart. MetaSchedule's own structure has no unrolled steps of
@@ -12,105 +12,176 @@ k around the tile, and its draws seldom hit a tile that just fills the registers
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import tvm
 from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import ScheduleError
+from tvm.s_tir import meta_schedule as ms
+from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import IterVar
 
+from tvmflow.kernels import repacking
 from tvmflow.kernels.axes import (
-    LANES,
     Axis,
+    Registers,
     axes_of,
     axis_kinds,
     blocks_of,
     divisor,
     is_outer_product,
     vector_axis,
-    width,
 )
 from tvmflow.kernels.elementwise import schedule_elementwise
 
-REGISTERS = 28  # accumulators of a tile, of the 32 registers that AVX-512 has
-MAX_ROWS, MAX_LANES, MAX_STEPS = 16, 64, 16
+RULE = "product blocking"
+FREE_LAYOUT = "layout_free_buffers"  # on a function: the numbers of its parameters that are constant weights
+MAX_ROWS, MAX_VECTORS, MAX_STEPS = 16, 4, 16
 BLOCK_ROWS = 256
-Block: TypeAlias = tvm.s_tir.schedule.SBlockRV
+BUSY = 10  # multiply-adds in flight that keep two units of four cycles' latency busy, and some more
+HEAVY_BYTES = 1 << 20  # weights above this do not stay in the second-level cache
+Loops: TypeAlias = list[LoopRV]
 
 
-def apply(schedule: Schedule, informed: bool) -> bool:
+def apply(schedule: Schedule) -> str:
+    """The default schedule of a product, its constant weights in the layout that it wants; "" where it is none."""
+    registers = Registers.of(tvm.target.Target.current())
+    if not block(schedule, registers, informed=True):
+        return ""
+    schedule.enter_postproc()
+    packed = ms.postproc.RewriteLayout().apply(schedule) and repacking.is_whole(schedule.mod["main"])
+    return RULE if packed else ""
+
+
+def block(schedule: Schedule, registers: Registers, informed: bool) -> bool:
     """Blocks the one product of the function under `schedule`; False where it is no such function.
 
-    `informed` takes sizes by rule; otherwise they are drawn, and tuning goes on from there.
+    `informed` takes sizes by rule; otherwise they are drawn, and tuning goes on from there. Raises ScheduleError where
+    a primitive does not apply to the kernel.
     """
-    try:
-        blocks = blocks_of(schedule)
-        products = [block for block in blocks if _is_product(schedule, block)]
-        if len(products) != 1 or not all(_is_elementwise(schedule, block) for block in blocks if block not in products):
-            return False
-        place = blocks.index(products[0])
-        for block in blocks[place + 1 : -1]:
-            schedule.compute_inline(block)
-        for block in blocks[:place]:
-            schedule_elementwise(schedule, block)
-        return _block(schedule, products[0], blocks[-1] if len(blocks) > place + 1 else None, informed)
-    except ScheduleError:  # a primitive does not apply to this kernel
+    blocks = blocks_of(schedule)
+    products = [block for block in blocks if _is_product(schedule, block)]
+    if len(products) != 1 or not all(_is_elementwise(schedule, block) for block in blocks if block not in products):
         return False
+    place = blocks.index(products[0])
+    tile = Tile.of(schedule, products[0], registers)
+    if tile is None:
+        return False
+    for before in blocks[:place]:
+        schedule_elementwise(schedule, before)
+    for after in blocks[place + 1 : -1]:
+        schedule.compute_inline(after)
+    _block(schedule, tile, blocks[-1] if len(blocks) > place + 1 else None, informed)
+    return True
 
 
-def _is_product(schedule: Schedule, block: Block) -> bool:
+@dataclass(frozen=True)
+class Tile:
+    """The axes of a product, and the tile of it that is held in registers: `rows` x `vectors` x `lanes`."""
+
+    product: SBlockRV
+    row: Axis | None
+    vector: Axis
+    k: Axis
+    outer: list[Axis]
+    reductions: list[Axis]
+    rows: int
+    vectors: int
+    lanes: int
+
+    @staticmethod
+    def of(schedule: Schedule, product: SBlockRV, registers: Registers) -> Tile | None:
+        """The tile that keeps the multiply-add units busiest; None where no axis makes vectors."""
+        axes = axes_of(schedule, product)
+        spatial = [axis for axis in axes if not axis.is_reduction]
+        reductions = [axis for axis in axes if axis.is_reduction]
+        vector = vector_axis(schedule, product, spatial)
+        if vector is None:
+            return None
+        lanes = registers.width(vector.extent)
+        shapes: list[tuple[float, int, int, Axis | None]] = []
+        for row in [None, *_possible_rows(schedule, product, spatial, vector)]:
+            for rows in _divisors(row.extent, MAX_ROWS) if row is not None else [1]:
+                for vectors in _divisors(vector.extent // lanes, 2 * MAX_VECTORS if rows == 1 else MAX_VECTORS):
+                    if rows * vectors <= registers.count - 4:
+                        shapes.append((_busy(rows, vectors), rows * vectors, rows, row))
+        _, total, rows, row = max(shapes, key=lambda shape: shape[:3])
+        k = max(reductions, key=lambda axis: axis.extent)
+        return Tile(product, row, vector, k, [a for a in spatial if a is not vector and a is not row],
+                    [a for a in reductions if a is not k], rows, total // rows, lanes)  # fmt: skip
+
+
+def _possible_rows(schedule: Schedule, product: SBlockRV, spatial: list[Axis], vector: Axis) -> list[Axis]:
+    wide = [axis for axis in spatial if axis is not vector and axis.extent > 1]
+    return [axis for axis in wide if is_outer_product(schedule, product, axis, vector)]
+
+
+def _busy(rows: int, vectors: int) -> float:
+    """The share of its cycles in which a tile multiplies: as many loads, and BUSY results, fit into one step of k."""
+    return rows * vectors / max(rows * vectors, rows + vectors, BUSY)
+
+
+def _is_product(schedule: Schedule, block: SBlockRV) -> bool:
     statement = schedule.get(block)
     return axis_kinds(schedule, block) == {IterVar.DataPar, IterVar.CommReduce} and len(statement.reads) >= 2
 
 
-def _is_elementwise(schedule: Schedule, block: Block) -> bool:
+def _is_elementwise(schedule: Schedule, block: SBlockRV) -> bool:
     return axis_kinds(schedule, block) == {IterVar.DataPar}
 
 
-def _block(schedule: Schedule, product: Block, last: Block | None, informed: bool) -> bool:
-    axes = axes_of(schedule, product)
-    spatial = [axis for axis in axes if not axis.is_reduction]
-    vector = vector_axis(schedule, product, spatial)
-    rows = [axis for axis in spatial if axis is not vector]
-    if vector is None or not rows:
-        return False
-    most = max(1, REGISTERS // -(-width(vector.extent) // LANES))
-    row = max(rows, key=lambda axis: (is_outer_product(schedule, product, axis, vector), divisor(axis.extent, most)))
-    k = max((axis for axis in axes if axis.is_reduction), key=lambda axis: axis.extent)
-    sizes = _sizes(row, vector, k) if informed else (None, None, None)
-    block_rows, tiles, within = _split(schedule, row, (3, MAX_ROWS), sizes[0])
-    columns, lane = _split(schedule, vector, (2, MAX_LANES), sizes[1])
-    outer_k, step = _split(schedule, k, (2, MAX_STEPS), sizes[2])
-    outer = [*(axis.loop for axis in rows if axis is not row), block_rows, columns]
-    reductions = [*(axis.loop for axis in axes if axis.is_reduction and axis is not k), outer_k]
-    schedule.reorder(*outer, tiles, *reductions, step, within, lane)
-    written = last if last is not None else schedule.cache_write(product, 0, "global")
-    schedule.parallel(schedule.fuse(*outer))
-    schedule.reverse_compute_at(written, tiles, preserve_unit_loops=True)
-    for loop in (step, within):
+def _block(schedule: Schedule, tile: Tile, last: SBlockRV | None, informed: bool) -> None:
+    sizes = _sizes(tile) if informed else (None, None, None)
+    block_rows, tiles, within = _split_rows(schedule, tile, sizes[0])
+    vectors, lane = schedule.split(tile.vector.loop, [None, tile.lanes])
+    columns, vectors = _split(schedule, vectors, (2, 2 * MAX_VECTORS), sizes[1])
+    outer_k, *step = _split(schedule, tile.k.loop, (2, MAX_STEPS), sizes[2]) if tile.k.extent > 1 else [tile.k.loop]
+    around = [*(axis.loop for axis in tile.outer), *block_rows]
+    outer = [columns, *around] if _is_heavy(schedule, tile) else [*around, columns]
+    reductions = [*(axis.loop for axis in tile.reductions), outer_k]
+    schedule.reorder(*outer, *tiles, *reductions, *step, *within, vectors, lane)
+    written = last if last is not None else schedule.cache_write(tile.product, 0, "global")
+    place = schedule.fuse(*outer)
+    schedule.parallel(place)
+    schedule.reverse_compute_at(written, tiles[0] if tiles else place, preserve_unit_loops=True)
+    for loop in (*step, *within, vectors):
         schedule.unroll(loop)
     schedule.vectorize(lane)
-    schedule.vectorize(schedule.get_loops(written)[-1])
-    schedule.decompose_reduction(product, reductions[0])
-    return True
+    _, lane = schedule.split(schedule.get_loops(written)[-1], [None, tile.lanes])
+    schedule.vectorize(lane)
+    schedule.decompose_reduction(tile.product, reductions[0])
 
 
-def _split(
-    schedule: Schedule, axis: Axis, parts: tuple[int, int], sizes: list[int] | None
-) -> list[tvm.s_tir.schedule.LoopRV]:
-    """Splits an axis into parts[0] loops, the innermost at most parts[1] long, as a decision that tuning may change."""
-    factors = schedule.sample_perfect_tile(axis.loop, parts[0], parts[1], sizes)
-    return list(schedule.split(axis.loop, factors))
+def _is_heavy(schedule: Schedule, tile: Tile) -> bool:
+    """Whether the weights outgrow the cache, so that each of them should be read once: columns outermost."""
+    size = tile.vector.extent * tile.k.extent * 4
+    for axis in tile.reductions:
+        size *= axis.extent
+    return size > HEAVY_BYTES
 
 
-def _sizes(row: Axis, vector: Axis, k: Axis) -> tuple[list[int], list[int], list[int]]:
-    """As many rows as fill the registers, blocks that stay in the second-level cache, eight steps of k at once."""
-    lanes = width(vector.extent)
-    if lanes > 2 * LANES and vector.extent % (2 * LANES) == 0:
-        lanes = 2 * LANES  # fewer loads per multiply-add than one or four registers of lanes
-    within = divisor(row.extent, min(MAX_ROWS, max(1, REGISTERS // -(-lanes // LANES))))
-    tiles = divisor(row.extent // within, max(1, BLOCK_ROWS // within))
-    step = divisor(k.extent, 8)
-    return (
-        [row.extent // within // tiles, tiles, within], [vector.extent // lanes, lanes], [k.extent // step, step],
-    )  # fmt: skip
+def _split_rows(schedule: Schedule, tile: Tile, sizes: list[int] | None) -> tuple[Loops, Loops, Loops]:
+    if tile.row is None:
+        return [], [], []
+    block_rows, tiles, within = _split(schedule, tile.row.loop, (3, MAX_ROWS), sizes)
+    return [block_rows], [tiles], [within]
+
+
+def _split(schedule: Schedule, loop: LoopRV, parts: tuple[int, int], sizes: list[int] | None) -> Loops:
+    """Splits a loop into parts[0] loops, the innermost at most parts[1] long, as a decision that tuning may change."""
+    return list(schedule.split(loop, schedule.sample_perfect_tile(loop, parts[0], parts[1], sizes)))
+
+
+def _sizes(tile: Tile) -> tuple[list[int], list[int], list[int]]:
+    """Blocks of rows that stay in the second-level cache, eight steps of k at once."""
+    step = divisor(tile.k.extent, 8)
+    columns = tile.vector.extent // tile.lanes // tile.vectors
+    rows: list[int] = []
+    if tile.row is not None:
+        tiles = divisor(tile.row.extent // tile.rows, max(1, BLOCK_ROWS // tile.rows))
+        rows = [tile.row.extent // tile.rows // tiles, tiles, tile.rows]
+    return rows, [columns, tile.vectors], [tile.k.extent // step, step]
+
+
+def _divisors(extent: int, limit: int) -> list[int]:
+    return [d for d in range(1, min(extent, limit) + 1) if extent % d == 0]

@@ -16,7 +16,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ScheduleError
 from tvm.tirx import IterVar, PrimFunc
 
-from tvmflow.kernels import depthwise, rows
+from tvmflow.kernels import blocking, depthwise, rows
 from tvmflow.kernels.axes import (
     LANES,
     Axis,
@@ -37,7 +37,6 @@ GFLOPS_ATTR = "tvmflow.gflops"  # on a function with a record's schedule: its sp
 UNSCHEDULED = "loops as legalised"
 ACCUMULATORS = 24  # registers that a tile may hold of the 32 that AVX-512 has
 MAX_ROWS = 14
-WHOLE_FUNCTION = (depthwise.apply, rows.apply)  # tried in order; each returns its name, or "" where it does not fit
 
 
 @tvm.transform.module_pass(opt_level=0, name="DefaultSchedule")
@@ -50,30 +49,34 @@ class DefaultSchedule:
 
 
 def scheduled(function: PrimFunc) -> PrimFunc:
-    """The function under the default rules, its RULE_ATTR saying which; itself where TVM rejects them."""
-    schedule = Schedule(tvm.IRModule({"main": function}), debug_mask="none")
-    try:
-        rule = apply(schedule)
-    except ScheduleError:  # a primitive does not apply to this kernel
+    """The function under the default rules, its RULE_ATTR saying which; itself where none fits."""
+    schedule, rule = schedule_of(tvm.IRModule({"main": function}))
+    if rule == UNSCHEDULED:
         return function.with_attr(RULE_ATTR, UNSCHEDULED)
     return schedule.mod["main"].with_attrs({RULE_ATTR: rule, "tirx.is_scheduled": True})
 
 
-def apply(schedule: Schedule) -> str:
-    """Transforms the function under `schedule` by the default rules and returns their names; raises ScheduleError."""
-    for rule in WHOLE_FUNCTION:
-        if _fits(schedule, rule):
-            return rule(schedule)
+def schedule_of(mod: tvm.IRModule) -> tuple[Schedule, str]:
+    """The default schedule of a module's `main` for the current target, and the names of the rules it follows."""
+    for rule in RULES:
+        schedule = Schedule(mod, debug_mask="none")
+        try:
+            name = rule(schedule)
+        except ScheduleError:  # a primitive does not apply to this kernel
+            continue
+        if name:
+            return schedule, name
+    return Schedule(mod, debug_mask="none"), UNSCHEDULED
+
+
+def block_by_block(schedule: Schedule) -> str:
+    """Schedules each block of the function on its own; raises ScheduleError."""
     rules = [_schedule_block(schedule, block) for block in blocks_of(schedule)]
     return " + ".join(dict.fromkeys(rules)) or UNSCHEDULED
 
 
-def _fits(schedule: Schedule, rule: Callable[[Schedule], str]) -> bool:
-    """Whether a rule schedules the whole function; tried on a copy, since primitives fail half-way."""
-    try:
-        return bool(rule(schedule.copy()))
-    except ScheduleError:
-        return False
+# Tried in order; each schedules a whole function and returns its name, or "" where it does not fit.
+RULES: tuple[Callable[[Schedule], str], ...] = (blocking.apply, depthwise.apply, rows.apply, block_by_block)
 
 
 def _is_open(function: tvm.ir.BaseFunc) -> bool:

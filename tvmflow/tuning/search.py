@@ -14,6 +14,7 @@ from tvm.s_tir.schedule import ScheduleError
 
 from tvmflow.database import Record
 from tvmflow.database.keys import fingerprint
+from tvmflow.kernels import repacking
 from tvmflow.tasks import Task, replay
 from tvmflow.tuning import space
 from tvmflow.tuning.measure import Measured, Measurer
@@ -73,8 +74,8 @@ class Search:
 def begin(search: Search, record: Record | None, measurer: Measurer, machine: tuple[tvm.target.Target, Any]) -> None:
     """Measures where the search starts, and lays out its space; `machine` is the target and the cost model.
 
-    The starts are what the task would run with today, its record or its default schedule, and a blocking by rule. A
-    task that MetaSchedule's rules do not fit is exhausted at once.
+    The starts are what the task would run with today: its record and its default schedule. A task that MetaSchedule's
+    rules do not fit is exhausted at once.
     """
     task, (target, model) = search.task, machine
     search.default = space.default(task.mod, target)
@@ -82,12 +83,11 @@ def begin(search: Search, record: Record | None, measurer: Measurer, machine: tu
     # A session that goes on must not draw what the one before it drew.
     search.context = space.context(task.mod, target, task.name, search.seed + search.trials)
     replayed = replay(task.mod, record.trace) if record is not None else None
-    starts = [schedule for schedule in (replayed, search.default, space.start(search.context)) if schedule is not None]
+    starts = [schedule for schedule in (replayed, search.default) if schedule is not None]
     results = measurer.measure([job_of(s.mod) for s in starts], None)
     for schedule, result in zip(starts, results, strict=True):
         take(search, schedule, result)
-        if schedule is search.default or schedule is replayed:
-            search.start_s = min(search.start_s, median_s(result.samples_s) if result.samples_s else float("inf"))
+        search.start_s = min(search.start_s, median_s(result.samples_s) if result.samples_s else float("inf"))
     careful = record is not None and record.provenance.protocol.startswith(measurer.protocol + CONFIRMED)
     search.confirmed = careful and bool(search.best) and search.best[0].schedule is replayed
     try:
@@ -173,10 +173,17 @@ def trace_hash(schedule: Schedule) -> str:
 def _measure(
     search: Search, candidates: Sequence[ms.MeasureCandidate], measurer: Measurer, quarantined: Collection[str]
 ) -> list[Measured]:  # fmt: skip
-    safe = [c for c in candidates if not quarantined or trace_hash(c.sch) not in quarantined]
-    best_s = search.best_s if search.best else None
-    results = iter(measurer.measure([job_of(c.sch.mod) for c in safe], best_s))
-    return [next(results) if c in safe else Measured(error="in quarantine") for c in candidates]
+    faults = [_fault(candidate.sch, quarantined) for candidate in candidates]
+    jobs = [job_of(c.sch.mod) for c, fault in zip(candidates, faults, strict=True) if not fault]
+    results = iter(measurer.measure(jobs, search.best_s if search.best else None))
+    return [Measured(error=fault) if fault else next(results) for fault in faults]
+
+
+def _fault(schedule: Schedule, quarantined: Collection[str]) -> str:
+    """Why a candidate must not be run; "" if it may."""
+    if not repacking.is_whole(schedule.mod["main"]):
+        return "its layout of the weights loses some"
+    return "in quarantine" if quarantined and trace_hash(schedule) in quarantined else ""
 
 
 def _commit(search: Search, candidate: Candidate, target: tvm.target.Target) -> None:

@@ -16,6 +16,7 @@ from tvm.s_tir.schedule import ScheduleError
 from tvmflow.graph import passes
 from tvmflow.kernels import blocking
 from tvmflow.kernels import default as cpu_default
+from tvmflow.kernels.axes import Registers
 from tvmflow.target import cores, machine_of
 
 # EvolutionarySearch's defaults (512 x 4) take 17 to 70 s a round on one thread; these took 2 s with no loss seen.
@@ -51,31 +52,27 @@ def context(mod: tvm.IRModule, target: tvm.target.Target, name: str, seed: int) 
 def default(mod: tvm.IRModule, target: tvm.target.Target) -> Schedule:
     """The schedule that a kernel gets where it is not tuned: DLight's on a GPU, ours on a CPU; its loops if none fits.
     """
-    schedule = Schedule(mod, debug_mask="none")
-    try:
-        if target.kind.name == "cuda":
-            found = (rule.apply(mod["main"], target, False) for rule in passes.gpu_rules())
-            return next((scheduled for scheduled in found if scheduled is not None), schedule)
-        cpu_default.apply(schedule)
-    except ScheduleError:
-        return Schedule(mod, debug_mask="none")
-    return schedule
+    if target.kind.name == "cuda":
+        found = (rule.apply(mod["main"], target, False) for rule in passes.gpu_rules())
+        try:
+            return next(scheduled for scheduled in found if scheduled is not None)
+        except (StopIteration, ScheduleError):
+            return Schedule(mod, debug_mask="none")
+    with target:
+        return cpu_default.schedule_of(mod)[0]
 
 
 def designs(context: ms.TuneContext) -> list[Schedule]:
     """The spaces of a task: MetaSchedule's, and for a product on a CPU our blocking; raises where no rule fits."""
     own = Schedule(context.mod, seed=context.rand_state, debug_mask="none")
-    fits = context.target.kind.name == "llvm" and blocking.apply(own, informed=False)
-    return [*context.generate_design_space(), *([own] if fits else [])]
+    return [*context.generate_design_space(), *([own] if _blocked(own, context.target) else [])]
 
 
-def start(context: ms.TuneContext) -> Schedule | None:
-    """A product's blocking by rule, its weights in the layout that this wants; None for what is no product."""
-    schedule = Schedule(context.mod, debug_mask="none")
-    if context.target.kind.name != "llvm" or not blocking.apply(schedule, informed=True):
-        return None
-    schedule.enter_postproc()
-    return schedule if all(rule.apply(schedule) for rule in context.space_generator.postprocs) else None
+def _blocked(schedule: Schedule, target: tvm.target.Target) -> bool:
+    try:
+        return target.kind.name == "llvm" and blocking.block(schedule, Registers.of(target), informed=False)
+    except ScheduleError:  # a primitive does not apply to this kernel
+        return False
 
 
 def _rule(rule: ms.ScheduleRule) -> ms.ScheduleRule:
