@@ -51,6 +51,7 @@ ERF_LARGE = (  # (-log(erfc(t)) - t) / t, 2^-30 of erf
 POW_LOG2 = (2.8853900817779268, 0.9617966791191516, 0.5770828723063245, 0.41170486495287784, 0.34024961001151016)
 POW_EXP2 = (1.0, 0.6931472029329853, 0.24022647903584413, 0.05550332286257348, 0.009618438103816651,
             0.001339895184440562, 0.00015353299454757587)  # fmt: skip
+ROUNDER, ROUNDER_BITS = 1.5 * 2.0**23, 0x4B400000
 SQRT_HALF_BITS = 0x3F3504F3
 SMALLEST_NORMAL = 1.17549435e-38
 SINH_OVERFLOWS = 89.5
@@ -77,9 +78,9 @@ def exp10(let: Scope, x: Expr) -> Expr:
 def _reduced(let: Scope, x: Expr, scale: float, parts: tuple[float, ...]) -> tuple[Expr, Expr]:
     """(n, r): the int32 n nearest to x * scale, and r = x - n / scale, `parts` adding up to 1 / scale.
 
-    Converting to an integer cuts off: nonnegative numbers are rounded by adding a half.
+    The sum with ROUNDER has no digits after the point; its last digits are those of n.
     """
-    n = let(cast("int32", x * scale + 256.5) - 256)
+    n = let(bits(x * scale + ROUNDER) - ROUNDER_BITS)
     for part in parts:
         x = cast("float32", n) * -part + x
     return n, let(x)
@@ -112,7 +113,8 @@ def _expm1(let: Scope, x: Expr, shift: int) -> Expr:
 def sigmoid(let: Scope, x: Expr) -> Expr:
     """1 / (1 + e^-x); for negative x as e^x / (1 + e^x), which keeps denormal results."""
     x = let(x)
-    z = let(exp(let, -magnitude(x)))
+    n, r = _reduced(let, let(at_least(-104.0, -magnitude(x))), LOG2_E, (LN2_HI, LN2_LO))
+    z = let(_scaled(let, _expm1_of_reduced(r), n))
     return choose(x < 0.0, z, 1.0) / (z + 1)
 
 
