@@ -85,6 +85,15 @@ def test_transposed_convolution(seed: int, tmp_path: Path) -> None:
     assert_as_reference(one_node("ConvTranspose", {"x": x}, weights, **attributes), {"x": x}, tmp_path, atol=1e-4)
 
 
+@pytest.mark.parametrize(("kernel", "filters"), [((2, 2), 1), ((3, 2), 3), ((4,), 2), ((2, 1, 2), 3)])
+def test_transposed_convolution_without_overlap(kernel: tuple[int, ...], filters: int, tmp_path: Path) -> None:
+    draw = Draw(0)
+    x = draw.normal(2, 5, *draw.ints(3, 6, len(kernel)))
+    weights = {"w": draw.normal(5, filters, *kernel), "b": draw.normal(filters)}
+    model = one_node("ConvTranspose", {"x": x}, weights, strides=list(kernel))
+    assert_as_reference(model, {"x": x}, tmp_path, atol=1e-4)
+
+
 @pytest.mark.parametrize("mode", ["nearest", "linear", "cubic"])
 @pytest.mark.parametrize("coordinates", ["half_pixel", "asymmetric", "align_corners", "pytorch_half_pixel"])
 @pytest.mark.parametrize("seed", range(2))

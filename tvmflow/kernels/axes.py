@@ -141,6 +141,10 @@ def extent_of(schedule: Schedule, loop: tvm.s_tir.schedule.LoopRV) -> int:
     return int(extent) if isinstance(extent, IntImm) else 1
 
 
+def is_static(schedule: Schedule, loops: list[tvm.s_tir.schedule.LoopRV]) -> bool:
+    return all(isinstance(schedule.get(loop).extent, IntImm) for loop in loops)
+
+
 def width(extent: int) -> int:
     """The vector width for an axis: 4, 2 or 1 whole registers where they divide it, else the most of one register.
 
@@ -151,11 +155,6 @@ def width(extent: int) -> int:
 
 def divisor(extent: int, limit: int) -> int:
     return max(d for d in range(1, limit + 1) if extent % d == 0)
-
-
-def lanes_of(extent: int) -> int:
-    """The widest vector of whole registers or of a half or quarter of one that divides an axis."""
-    return math.gcd(extent, LANES)
 
 
 def is_cheap(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV) -> bool:

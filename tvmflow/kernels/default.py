@@ -76,7 +76,7 @@ def block_by_block(schedule: Schedule) -> str:
 
 
 # Tried in order; each schedules a whole function and returns its name, or "" where it does not fit.
-RULES: tuple[Callable[[Schedule], str], ...] = (blocking.apply, depthwise.apply, rows.apply, block_by_block)
+RULES: tuple[Callable[[Schedule], str], ...] = (depthwise.apply, blocking.apply, rows.apply, block_by_block)
 
 
 def _is_open(function: tvm.ir.BaseFunc) -> bool:

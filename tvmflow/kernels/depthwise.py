@@ -22,21 +22,21 @@ from tvm.tirx import IterVar
 
 from tvmflow.kernels.axes import (
     Axis,
+    Registers,
     axes_of,
     axis_kinds,
     blocks_of,
     divisor,
     is_cheap,
     is_outer_product,
-    lanes_of,
+    is_static,
     reads_last,
     touches_bool,
     vector_axis,
 )
 
 NAME = "depthwise tile"
-COLUMNS = 8  # output columns of a tile: registers for them, one row of weights, and one of inputs
-MOST_COLUMNS = 14  # where nothing smaller divides the row
+TILE = 4  # the part of all registers that holds outputs; the others hold a row of weights, and inputs
 LARGEST_WINDOW = 16  # of one axis: larger ones are no windows, and unrolling them would be much code
 BLOCK_ROWS = 16
 TILES = 16  # parallel parts, so that threads end at about the same time
@@ -70,7 +70,9 @@ def _is_window(schedule: Schedule, block: Block) -> bool:
     """Whether the block reduces short axes along rows and columns of one input, its channels next to each other."""
     axes = axes_of(schedule, block)
     spatial = [axis for axis in axes if not axis.is_reduction]
-    if len(spatial) < 3 or spatial[-1] is not vector_axis(schedule, block, spatial) or lanes_of(spatial[-1].extent) < 4:
+    if len(spatial) < 3 or not is_static(schedule, [axis.loop for axis in axes if axis not in spatial[:-3]]):
+        return False
+    if spatial[-1] is not vector_axis(schedule, block, spatial) or _lanes(spatial[-1]) < 4:
         return False
     column, channel = spatial[-2:]
     window = [axis for axis in axes if axis.is_reduction and axis.extent > 1]
@@ -85,16 +87,16 @@ def _tile(schedule: Schedule, window: Block, last: Block) -> None:
     *outer, row, column, channel = (axis for axis in axes if not axis.is_reduction)
     reductions = [axis.loop for axis in axes if axis.is_reduction and axis.extent > 1] or [axes[-1].loop]
     rest = [axis.loop for axis in axes if axis.is_reduction and axis.loop not in reductions]
-    lanes = lanes_of(channel.extent)
+    lanes = _lanes(channel)
     rows, inner_rows = _rows(schedule, axes, row, channel.extent // lanes)
     columns, inner_columns = schedule.split(column.loop, [None, _columns(column)])
     vectors, lane = schedule.split(channel.loop, [None, lanes])
     schedule.reorder(*(axis.loop for axis in outer), rows, vectors, inner_rows, columns, *rest, *reductions,
                      inner_columns, lane)
     parts = schedule.fuse(*(axis.loop for axis in outer), rows, vectors)
-    if math.prod(axis.extent for axis in axes) >= SMALLEST_PARALLEL:
+    if math.prod(axis.extent for axis in axes) >= SMALLEST_PARALLEL or not is_static(schedule, [parts]):
         schedule.parallel(parts)
-    schedule.reverse_compute_at(last, columns)
+    schedule.reverse_compute_at(last, columns, preserve_unit_loops=True)
     for loop in (reductions[-1], inner_columns, schedule.get_loops(last)[-2]):
         schedule.unroll(loop)
     schedule.vectorize(lane)
@@ -112,5 +114,12 @@ def _rows(
 
 
 def _columns(column: Axis) -> int:
-    columns = divisor(column.extent, COLUMNS)
-    return columns if columns >= COLUMNS // 2 else divisor(column.extent, MOST_COLUMNS)
+    """The columns of a tile: a quarter of the registers, up to twice as many where nothing smaller divides the row."""
+    most = Registers.of(tvm.target.Target.current()).count // TILE
+    columns = divisor(column.extent, most)
+    return columns if columns >= most // 2 else divisor(column.extent, 2 * most - 2)
+
+
+def _lanes(channel: Axis) -> int:
+    """The widest vector of one register, or of a part of it, that divides the channels."""
+    return math.gcd(channel.extent, Registers.of(tvm.target.Target.current()).lanes)

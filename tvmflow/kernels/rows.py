@@ -27,6 +27,7 @@ from tvmflow.kernels.axes import (
     divisor,
     extent_of,
     is_cheap,
+    is_static,
     reads_along,
     touches_bool,
 )
@@ -144,7 +145,7 @@ def _fuse_rows(schedule: Schedule, steps: list[Step], depth: int) -> bool:
     row = schedule.fuse(*rows) if depth > 1 else rows[0]
     count = extent_of(schedule, row)
     outer, row = schedule.split(row, [None, divisor(count, max(1, count // PARTS))])
-    if sum(work) >= SMALLEST_PARALLEL:
+    if sum(work) >= SMALLEST_PARALLEL or not is_static(schedule, [outer]):
         schedule.parallel(outer)
     for block, _ in reversed(steps[:-1]):
         schedule.compute_at(block, row)

@@ -14,6 +14,8 @@ from tvmflow.frontend.ops.pooling import same_padding
 
 LAYOUTS = {1: ("NCW", "OIW", "IOW"), 2: ("NCHW", "OIHW", "IOHW"), 3: ("NCDHW", "OIDHW", "IODHW")}
 
+MANY_FILTERS = 8
+
 
 def _wide(dtype: str) -> str | None:
     """The type to sum products in where it is not the operands' own."""
@@ -101,6 +103,8 @@ def _conv_transpose(node: Node) -> Any:
         raise node.refuse(f"{rank} spatial axes; one to three are supported")
     kernel, strides, dilations = node.shape(1)[2:], node.ints("strides", [1] * rank), node.ints("dilations", [1] * rank)
     pads, extra = _transpose_padding(node, kernel, strides, dilations)
+    if _is_upscaling(node, kernel, strides) and not any((*pads, *extra)) and dilations == [1] * rank:
+        return with_bias(node, _upscaling(node, kernel), 2)
     fits = all(e < s for e, s in zip(extra, strides, strict=True))
     function = getattr(op.nn, f"conv{rank}d_transpose")
     y = function(node.x, node.tensor(1), strides, pads, extra if fits else [0] * rank, dilations,
@@ -109,6 +113,32 @@ def _conv_transpose(node: Node) -> Any:
         y = op.nn.pad(y, [0, 0, 0, 0, *(v for e in extra for v in (0, e))])
     y = with_bias(node, y, 2)
     return y if dtype_of(y) == node.dtype() else op.astype(y, node.dtype())
+
+
+def _is_upscaling(node: Node, kernel: list[int], strides: list[int]) -> bool:
+    """Whether a transposed convolution gives each element a block of its own, and is faster as a plain one.
+
+    With many filters, moving their results into place costs more than TVM's own kernel takes.
+    """
+    known = all(isinstance(size, int) for size in node.dims(0)[2:])
+    return known and kernel == strides and node.integer("group", 1) == 1 and node.shape(1)[1] < MANY_FILTERS
+
+
+def _upscaling(node: Node, kernel: list[int]) -> Any:
+    """A transposed convolution whose kernels do not overlap: a product per element, its results put side by side."""
+    rank, op, sizes = len(kernel), node.op, node.shape(0)[2:]
+    channels, filters = node.shape(1)[:2]
+    weight = op.permute_dims(node.tensor(1), [*range(2, rank + 2), 1, 0])
+    weight = op.reshape(weight, [math.prod(kernel) * filters, channels] + [1] * rank)
+    function = getattr(op.nn, f"conv{rank}d")
+    y = function(node.x, weight, data_layout=LAYOUTS[rank][0], kernel_layout=LAYOUTS[rank][1],
+                 out_dtype=_wide(node.dtype()))
+    # Channels last while they move: this cancels with the layout that convolutions get.
+    y = op.reshape(op.permute_dims(y, [0, *range(2, rank + 2), 1]), [-1, *sizes, *kernel, filters])
+    order = [axis for i in range(1, rank + 1) for axis in (i, i + rank)]
+    y = op.permute_dims(y, [0, *order, 2 * rank + 1])
+    y = op.reshape(y, [-1, *(s * k for s, k in zip(sizes, kernel, strict=True)), filters])
+    return op.permute_dims(y, [0, rank + 1, *range(1, rank + 1)])
 
 
 def _transpose_padding(
