@@ -1,20 +1,22 @@
 """Mathematical functions of 196,608 float32 values: TVM's own code beside vector code.
 
-    python benchmarks/vector_math.py
+    python benchmarks/vector_math.py [THREADS]      # default 2
 
-Each function is one loop in vectors of 16 for this CPU, in parallel on two threads; medians of runs that take turns in
-one process.
+Each function is one loop in vectors of 16 for this CPU, in parallel; medians of runs that take turns in one process.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import sys
 
-THREADS = 2
-os.environ |= {"TVM_NUM_THREADS": str(THREADS)}
+from tvmflow.target import THREADING, cpu_name, resolve, to_tvm
 
-import numpy as np  # noqa: E402 # TVM reads the number of threads when it is imported
+THREADS = int(sys.argv[1]) if len(sys.argv) > 1 else 2
+os.environ |= {"TVM_NUM_THREADS": str(THREADS), **THREADING}  # TVM reads them when it is imported
+
+import numpy as np  # noqa: E402
 import tvm  # noqa: E402
 from tvm import te, tirx  # noqa: E402
 from tvm.s_tir import Schedule  # noqa: E402
@@ -23,7 +25,6 @@ from tvmflow import bench  # noqa: E402
 from tvmflow.build import numerics  # noqa: E402
 from tvmflow.config import NumericsSection, TargetSection  # noqa: E402
 from tvmflow.kernels import vector_math  # noqa: E402
-from tvmflow.target import cpu_name, resolve, to_tvm  # noqa: E402
 
 SIZE, LANES, BUDGET_S = 196_608, 16, 0.6
 POSITIVE = ("log", "log2", "log10", "pow")
@@ -51,7 +52,7 @@ def inputs(name: str) -> list[np.ndarray]:
 
 
 def main() -> None:
-    print(f"{cpu_name()}, {THREADS} threads; microseconds for {SIZE:,} values\n")
+    print(f"{cpu_name()}, {THREADS} thread(s); microseconds for {SIZE:,} values\n")
     target = to_tvm(resolve(TargetSection(threads=THREADS)), numerics.llvm_attributes(NumericsSection()))
     before = {name: _or_none(name, target) for name in vector_math.FUNCTIONS}
     vector_math.register()

@@ -35,6 +35,7 @@ def always(edge: int, *, by_filters: bool = False) -> Iterator[None]:
         patch.setattr(winograd, "best_plan", lambda shape, target: winograd.plan(shape, edge, target))
         if by_filters:
             patch.setattr(winograd, "LARGE_WEIGHTS", 0)
+            patch.setattr(winograd, "FEW_TILES", 1 << 20)
             patch.setattr(winograd, "WORKING_SET", 1 << 16)
         yield
 

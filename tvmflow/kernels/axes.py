@@ -97,6 +97,12 @@ def is_outer_product(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV, row
     return not any(_position(r, row.var) != "nowhere" and _position(r, vector.var) != "nowhere" for r in reads)
 
 
+def is_shared(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV, axis: Axis, vector: Axis) -> bool:
+    """Whether something is read along an axis that is the same for all elements of a vector, as in a product."""
+    reads = schedule.get(block).reads
+    return any(_position(r, axis.var) != "nowhere" and _position(r, vector.var) == "nowhere" for r in reads)
+
+
 def reads_last(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV, axis: Axis) -> bool:
     """Whether neighbours along an axis lie next to each other in something that is read."""
     return any(_position(region, axis.var) == "last" for region in schedule.get(block).reads)

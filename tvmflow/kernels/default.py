@@ -16,7 +16,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ScheduleError
 from tvm.tirx import IterVar, PrimFunc
 
-from tvmflow.kernels import blocking, depthwise, rows
+from tvmflow.kernels import blocking, columns, depthwise, rows
 from tvmflow.kernels.axes import (
     LANES,
     Axis,
@@ -76,7 +76,8 @@ def block_by_block(schedule: Schedule) -> str:
 
 
 # Tried in order; each schedules a whole function and returns its name, or "" where it does not fit.
-RULES: tuple[Callable[[Schedule], str], ...] = (depthwise.apply, blocking.apply, rows.apply, block_by_block)
+RULES: tuple[Callable[[Schedule], str], ...] = (depthwise.apply, blocking.apply, rows.apply, columns.apply,
+                                                 block_by_block)  # fmt: skip
 
 
 def _is_open(function: tvm.ir.BaseFunc) -> bool:

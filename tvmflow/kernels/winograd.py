@@ -19,7 +19,8 @@ import tvm
 from tvm.target import codegen
 
 POINTS = {2: (1.0,), 4: (2**-0.5, 2**0.5)}  # outputs along a tile's edge -> p of the pairs +p, -p
-LARGE_WEIGHTS = 4 << 20  # bytes of filters that each thread should not read as a whole
+LARGE_WEIGHTS = 4 << 20  # bytes of filters that a thread should not read as a whole for
+FEW_TILES = 12  # tiles or less
 WORKING_SET = 1 << 20  # bytes that the tiles of a block take in a thread's second-level cache
 # Multiplications in whose time a weight comes from memory, and an element goes through a transform, as measured.
 WEIGHT, TRANSFORM = 24, 8
@@ -108,7 +109,8 @@ def plan(shape: Shape, edge: int, target: tvm.target.Target) -> Plan:
     weight_bytes = 4 * positions * shape.channels * shape.filters
     most_rows = min(14, (_registers(target) - 4) // vectors)
     columns = vectors * lanes
-    if weight_bytes >= LARGE_WEIGHTS and -(-shape.filters // columns) >= threads:
+    is_small = weight_bytes < LARGE_WEIGHTS or tiles > FEW_TILES * threads
+    if not is_small and -(-shape.filters // columns) >= threads:
         rows = min(range(1, most_rows + 1), key=lambda rows: -(-tiles // rows) * (rows + 1))
         blocks = -(-tiles // _most_tiles(rows, shape, edge, columns))
         return Plan(edge, rows, columns, -(-tiles // blocks // rows) * rows, True)
@@ -165,7 +167,7 @@ def filter_matrix(edge: int) -> np.ndarray:
 
 
 def transformed(weights: np.ndarray, chosen: Plan) -> np.ndarray:
-    """float32[3, 3, channels, filters] as [positions, panels of `columns` filters, channels, columns], computed in
+    """float32[3, 3, channels, filters] as [panels of `columns` filters, positions, channels, columns], computed in
     float64; what the last panel lacks is zero."""
     matrix = filter_matrix(chosen.edge)
     channels, filters = weights.shape[2:]
@@ -173,5 +175,5 @@ def transformed(weights: np.ndarray, chosen: Plan) -> np.ndarray:
     whole = np.zeros((chosen.positions, channels, panels * chosen.columns), np.float32)
     product = np.einsum("ia,abco,jb->ijco", matrix, weights.astype(np.float64), matrix, optimize=True)
     whole[..., :filters] = product.reshape(chosen.positions, channels, filters)
-    packed = whole.reshape(chosen.positions, channels, panels, chosen.columns).transpose(0, 2, 1, 3)
+    packed = whole.reshape(chosen.positions, channels, panels, chosen.columns).transpose(2, 0, 1, 3)
     return np.ascontiguousarray(packed)

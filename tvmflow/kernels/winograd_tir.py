@@ -20,7 +20,7 @@ import tvm
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ScheduleError
 from tvm.script.ir_builder import IRBuilder
-from tvm.tirx import Broadcast, PrimFunc, Ramp, const
+from tvm.tirx import Broadcast, PrimFunc, Ramp, address_of, call_intrin, const
 from tvm.tirx.script.builder import ir as tir
 
 from tvmflow.kernels.axes import blocks_of, touches_bool
@@ -31,6 +31,8 @@ from tvmflow.kernels.winograd import POINTS, Plan, Shape, even_polynomial
 PLAN_ATTR = "tvmflow.winograd"  # on the block that ends such a convolution: what its rule says of it
 OUT_ELEMENTWISE_FUSABLE = 4  # OpPatternKind.kOutEWiseFusable: what follows elementwise is fused into it
 STEPS = 8  # channels of a product that are unrolled
+AHEAD = 64  # channels; processors fetch ahead only to the end of a page, which costs a quarter where filters are cold
+LINE = 16  # float32 values that are fetched together
 Expr = Any  # a tvm PrimExpr
 Block: TypeAlias = tvm.s_tir.schedule.SBlockRV
 
@@ -95,7 +97,7 @@ class _Kernel:
     def emit(self) -> None:
         s, plan = self.shape, self.plan
         self.x = _parameter("x", (s.batch, s.height, s.width, s.channels))
-        self.filters = _parameter("filters", (plan.positions, self.panels, s.channels, plan.columns))
+        self.filters = _parameter("filters", (self.panels, plan.positions, s.channels, plan.columns))
         out = _parameter("out", (s.batch, s.out_height, s.out_width, s.filters))
         with tir.sblock("root"):
             self.inputs = _buffer((plan.positions, self.row_blocks, self.depth, plan.rows, self.in_lanes))
@@ -167,22 +169,30 @@ class _Kernel:
             of = _axis(self.row_blocks, row_blocks[1])
             f = _axis(self.panels, panel)
             tir.reads(self.inputs[p, of, 0 : self.depth, 0:rows, 0:lanes],
-                    self.filters[p, f, 0 : self.shape.channels, 0:columns])  # fmt: skip
+                    self.filters[f, p, 0 : self.shape.channels, 0:columns])  # fmt: skip
             tir.writes(self.products[to * rows : to * rows + rows, p, 0:columns])
-            every = Ramp(_int(0), _int(1), columns)
+            every, steps = Ramp(_int(0), _int(1), columns), math.gcd(lanes, STEPS)
             sums = [_buffer((columns,)) for _ in range(rows)]  # apart, so that each fits what TVM puts on the stack
             for total in sums:
                 tir.buffer_store(total, _like(0.0, columns), [every])
-            steps = math.gcd(lanes, STEPS)
             with tir.serial(_int(self.depth)) as vector, tir.serial(_int(lanes // steps)) as part:
                 for step in range(steps):
                     c = part * steps + step
-                    weights = tir.bind(self.filters[p, f, vector * lanes + c, every])
+                    weights = tir.bind(self.filters[f, p, vector * lanes + c, every])
+                    self._prefetch(f, p, vector * lanes + c, step)
                     for row, total in enumerate(sums):
                         value = Broadcast(self.inputs[p, of, vector, row, c], columns)
                         tir.buffer_store(total, total[every] + value * weights, [every])
             for row, total in enumerate(sums):
                 tir.buffer_store(self.products, total[every], [to * rows + row, p, every])
+
+    def _prefetch(self, panel: Expr, position: Expr, channel: Expr, step: int) -> None:
+        """Asks for the second-level cache to hold the filters of AHEAD channels later, across panels and positions."""
+        columns = self.plan.columns
+        for first in range(-step * columns % LINE, columns, LINE):
+            place = address_of(self.filters[panel, position, channel + AHEAD, first])
+            read, second_level, data = (const(value, "int32") for value in (0, 2, 1))
+            tir.evaluate(call_intrin("void", "tirx.prefetch", place, read, second_level, data))
 
     def _inverse(self, tile: Expr, slot: Expr, vector: Expr) -> None:
         """One vector of filters of one tile, from `products` to the output, rounded up to whole tiles."""
@@ -231,10 +241,9 @@ class _Kernel:
         halves = [tir.bind(plus + minus) for plus, minus in pairs], [tir.bind(plus - minus) for plus, minus in pairs]
         found = []
         for power in range(self.edge):
-            terms = list(halves[power % 2])
             factors = [round(p**power, 9) if power % 2 == 0 else p**power for p in points]
             extra = ([values[0]] if power == 0 else []) + ([values[-1]] if power == self.edge - 1 else [])
-            found.append(_sum([*([1.0] * len(extra)), *factors], [*extra, *terms]))
+            found.append(_sum([*([1.0] * len(extra)), *factors], [*extra, *halves[power % 2]]))
         return found
 
 
