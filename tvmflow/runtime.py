@@ -24,8 +24,8 @@ from tvmflow.artifact import CONSTANTS, LIBRARY
 from tvmflow.errors import ArtifactError, InputError
 from tvmflow.manifest import Constant, Signature
 
+COPIED_BYTES = 4096  # smaller outputs are copied
 # A library only loads into the run time whose structures it was compiled against.
-COPIED_BYTES = 4096
 ABI_PACKAGES = ("apache-tvm", "apache-tvm-ffi")
 _pool = threading.local()
 
@@ -63,7 +63,8 @@ class Session:
     def run_list(self, inputs: Mapping[str, Any]) -> list[np.ndarray]:
         """Like `run`, with the outputs as a list in the signature's order."""
         arrays = {name: _as_numpy(name, value) for name, value in inputs.items()}
-        inputs_.check(self.signature, arrays)
+        if {name: (array.dtype, array.shape) for name, array in arrays.items()} != self._exact:
+            inputs_.check(self.signature, arrays)
         _use_threads(self.threads)
         args = [self._tensor(arrays[spec.name]) for spec in self.signature.inputs]
         return self._arrays(_flat(self._call(args)), args)
@@ -98,11 +99,12 @@ class Session:
 
         A large one is the run time's memory itself, unless that is an input, a weight, or another output too.
         """
-        taken = {*self._constant_places, *(tensor.data_ptr() for tensor in args)}
+        taken = {tensor.data_ptr() for tensor in args}
         arrays = []
         for tensor in outputs:
             place = tensor.data_ptr()
-            own = place not in taken and self.manifest.target.kind == "llvm" and str(tensor.dtype) != "bfloat16"
+            own = (place not in taken and place not in self._constant_places and not self._on_gpu
+                   and tensor.dtype != "bfloat16")  # fmt: skip
             array = np.from_dlpack(tensor) if own else tensor.numpy()
             # Small constants of the model are the library's own memory.
             arrays.append(array.copy() if own and array.nbytes < COPIED_BYTES else array)
@@ -126,10 +128,11 @@ class Session:
         from tvm.runtime.vm import VirtualMachine
 
         manifest = self.manifest
-        on_gpu = manifest.target.kind == "cuda"
-        _load_parts(on_gpu)
-        self._device = tvm.cuda(0) if on_gpu else tvm.cpu(0)
-        if on_gpu and not self._device.exist:
+        self._on_gpu = manifest.target.kind == "cuda"
+        self._exact = _exact(manifest.signature)
+        _load_parts(self._on_gpu)
+        self._device = tvm.cuda(0) if self._on_gpu else tvm.cpu(0)
+        if self._on_gpu and not self._device.exist:
             raise ArtifactError(f"{manifest.name}: built for CUDA {manifest.target.arch}, no usable GPU is here",
                                 "run it on a machine with a GPU and its driver")  # fmt: skip
         self._tvm = tvm
@@ -148,10 +151,12 @@ class Session:
 
     def _tensor(self, array: np.ndarray) -> Any:
         """The array as a tensor of the run time; without a copy where it stands at a boundary the kernels expect."""
-        aligned = array.ctypes.data % artifact.ALIGNMENT == 0 and array.flags.c_contiguous and array.flags.writeable
-        if aligned and array.size and self.manifest.target.kind == "llvm":
-            return self._tvm.runtime.from_dlpack(array)
-        return self._tvm.runtime.tensor(array.copy(order="C"), device=self._device)
+        if self._on_gpu or not array.size:
+            return self._tvm.runtime.tensor(array.copy(order="C"), device=self._device)
+        flags = array.flags
+        if array.ctypes.data % artifact.ALIGNMENT or not flags.c_contiguous or not flags.writeable:
+            array = _aligned(array)
+        return self._tvm.runtime.from_dlpack(array)
 
 
 def load(path: str | Path, threads: int | None = None) -> Session:
@@ -182,6 +187,23 @@ def _use_threads(count: int) -> None:
     os.environ |= {**target.THREADING, **os.environ, "TVM_NUM_THREADS": str(max(count, target.cores()))}
     tvm.get_global_func("runtime.config_threadpool")(1, count)
     _pool.count = count
+
+
+def _exact(signature: Signature) -> dict[str, tuple[np.dtype, tuple[int | str, ...]]] | None:
+    """The inputs' dtypes and shapes by name, which those of arrays that fit equal; None where sizes are symbolic."""
+    sizes = [size for spec in signature.inputs for size in spec.shape]
+    if not all(isinstance(size, int) for size in sizes) or any(s.dtype == "bfloat16" for s in signature.inputs):
+        return None
+    return {spec.name: (np.dtype(spec.dtype), spec.shape) for spec in signature.inputs}
+
+
+def _aligned(array: np.ndarray) -> np.ndarray:
+    """A copy at a boundary that the kernels expect."""
+    memory = np.empty(array.nbytes + artifact.ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % artifact.ALIGNMENT
+    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
+    np.copyto(copy, array)
+    return copy
 
 
 def _as_numpy(name: str, value: Any) -> np.ndarray:
