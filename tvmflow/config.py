@@ -128,7 +128,7 @@ class NumericsSection(Section):
 
 class GraphSection(Section):
     layout: Literal["auto", "keep", "nhwc"] = "auto"
-    """Layout of convolutions: as imported, NHWC, or whichever leaves fewer bytes of layout transforms."""
+    """Layout of convolutions: as imported, NHWC, or whichever should take less time, transposes included."""
     prepack: bool = True
     """Allow weights to be stored in the layout that a tuned kernel wants."""
     max_layout_transforms: Annotated[int, Field(ge=0)] | None = None

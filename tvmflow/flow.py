@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -20,6 +20,8 @@ from tvmflow import artifact, bench, config, frontend, in_model, npz, process, p
 from tvmflow.config import Config
 from tvmflow.errors import ArtifactError, ModelError, OutputError
 from tvmflow.manifest import Manifest, Signature, Stage, Verdict
+
+Feeds: TypeAlias = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -58,12 +60,13 @@ def compile_model(cfg: Config, out: Path, options: Options = DEFAULTS) -> Manife
     """Config -> artifact at `out`, verified unless the config says otherwise. Nothing is left behind on an error."""
     with artifact.staging(out, options.zipped) as folder:
         manifest = _build(cfg, folder, options)
+        feeds = None
         if cfg.verify.enabled:
-            manifest = _with_verdict(cfg, folder, manifest, options)
-            artifact.write_manifest(folder, manifest)
-        if cfg.tuning.require_tuned is not None:
+            manifest, feeds = _with_verdict(cfg, folder, manifest, options)
+        if feeds is not None or cfg.tuning.require_tuned is not None:
             options.on_event("timing the kernels")
-            in_model.check_tuned(cfg, folder, manifest, options.source)
+            manifest = _with_shares(cfg, folder, manifest, feeds, options.source)
+        artifact.write_manifest(folder, manifest)
     return manifest
 
 
@@ -71,7 +74,7 @@ def verify_artifact(path: Path, model: Path | None, overrides: config.Overrides,
     """Holds an artifact's outputs against its model's; `model` is where that lies now, if it was moved."""
     with artifact.opened(path) as (folder, manifest):
         cfg = _config_of(manifest, model, overrides)
-        return proof.verdict(cfg, folder, manifest, on_event)
+        return proof.verdict(cfg, folder, manifest, on_event)[0]
 
 
 def run_artifact(path: Path, inputs: Path | int, outputs: Path | None, threads: int | None) -> dict[str, np.ndarray]:
@@ -89,7 +92,7 @@ def bench_artifact(path: Path, model: Path | None, threads: int | None, budget_s
     """Times an artifact beside ONNX Runtime or eager PyTorch: same inputs, same threads, in turns, in one process."""
     with artifact.opened(path) as (folder, manifest):
         cfg = _config_of(manifest, model, [{"verify": {"seeds": [0]}}])
-        feeds = proof.reference(cfg, manifest)[0][0].inputs
+        feeds = proof.accepted(cfg, manifest)
         samples, _ = process.call(
             "tvmflow.children:time_beside_peer", cfg, folder, feeds, threads, budget_s, what="timing the library",
             error=ArtifactError, env={} if frontend.is_torch(cfg) else proof.RUN_ENV, torch=frontend.is_torch(cfg),
@@ -164,18 +167,30 @@ def _build(cfg: Config, folder: Path, options: Options) -> Manifest:
     return built
 
 
-def _with_verdict(cfg: Config, folder: Path, manifest: Manifest, options: Options) -> Manifest:
-    """The manifest with its verdict; raises VerifyError where a value is wrong."""
+def _with_verdict(cfg: Config, folder: Path, manifest: Manifest, options: Options) -> tuple[Manifest, Feeds | None]:
+    """The manifest with its verdict, and inputs that the library can be timed with, where it runs on this CPU.
+
+    Raises VerifyError where a value is wrong.
+    """
     started = time.monotonic()
+    feeds: Feeds | None = None
     if reason := _cannot_run_here(manifest):
         manifest = _with_note(manifest, f"not run on its target: {reason}; `tvmflow verify` does it there")
         verdict = _verdict_of_twin(cfg, options)
     else:
-        verdict = proof.verdict(cfg, folder, manifest, options.on_event)
+        verdict, accepted = proof.verdict(cfg, folder, manifest, options.on_event)
+        feeds = accepted if cfg.target.kind == "llvm" else None
     if not verdict.ok:
         raise proof.wrong_values(verdict)
     stages = (*manifest.stages, Stage(name="verify", seconds=time.monotonic() - started))
-    return manifest.model_copy(update={"verdict": verdict, "stages": stages})
+    return manifest.model_copy(update={"verdict": verdict, "stages": stages}), feeds
+
+
+def _with_shares(cfg: Config, folder: Path, manifest: Manifest, feeds: Feeds | None, source: str) -> Manifest:
+    """The manifest with a note of where its time goes; raises BudgetError where tuned kernels take too little of it."""
+    seconds = in_model.kernel_seconds(folder, proof.accepted(cfg, manifest) if feeds is None else feeds)
+    in_model.check_tuned(cfg, manifest, seconds, source)
+    return _with_note(manifest, in_model.shares(cfg, manifest, seconds, source))
 
 
 def _verdict_of_twin(cfg: Config, options: Options) -> Verdict:
@@ -184,7 +199,7 @@ def _verdict_of_twin(cfg: Config, options: Options) -> Verdict:
     twin = cfg.model_copy(update={"target": section, "numerics": config.NumericsSection(), "kernels": {}})
     with tempfile.TemporaryDirectory(prefix="tvmflow-") as name:
         manifest = _build(twin, Path(name), Options(on_event=options.on_event))
-        verdict = proof.verdict(twin, Path(name), manifest, options.on_event)
+        verdict, _ = proof.verdict(twin, Path(name), manifest, options.on_event)
     note = "the import and graph were verified with a build for this CPU; the target's own kernels were not run"
     return verdict.model_copy(update={"notes": (*verdict.notes, note)})
 

@@ -7,18 +7,23 @@ task's second, ..., with the default schedules; each task keeps the record with 
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import numpy as np
 
 from tvmflow import process, proof
 from tvmflow.config import Config
 from tvmflow.database import Record, Store
 from tvmflow.errors import ArtifactError, BudgetError
-from tvmflow.manifest import Manifest
+from tvmflow.manifest import Kernel, Manifest
 
 WORTH = 0.98  # another record takes a task's place if its kernels take at most this share of the time
+TUNED_ENOUGH = 0.95  # of the time: no command is proposed
+DOMINANT = 0.5  # of the time: tuning this one kernel is what helps most
 Build = Callable[[Config, Path], Manifest]
 
 
@@ -45,10 +50,13 @@ def settle(cfg: Config, found: Mapping[str, Sequence[Record]], build: Build) -> 
     store = Store(cfg.tuning.database)
     others = [record for record in store.read().records if record.key not in found]
     ranks = max(len(records) for records in found.values())
-    times = []
+    times: list[dict[str, float]] = []
+    feeds: Mapping[str, np.ndarray] | None = None
     for rank in range(ranks):
         chosen = [records[min(rank, len(records) - 1)] for records in found.values()]
-        times.append(_times(cfg, [*others, *chosen], build))
+        with _built(cfg, [*others, *chosen], build) as (folder, manifest):
+            feeds = proof.accepted(cfg, manifest) if feeds is None else feeds
+            times.append(_by_key(manifest, kernel_seconds(folder, feeds)))
     kept_s, changed = sum(times[0].values()), 0
     for key, records in found.items():
         seconds = [times[rank].get(key, 0.0) for rank in range(len(records))]
@@ -60,50 +68,87 @@ def settle(cfg: Config, found: Mapping[str, Sequence[Record]], build: Build) -> 
     return Settled(sum(times[-1].values()), kept_s, changed)
 
 
-def kernel_seconds(cfg: Config, folder: Path, manifest: Manifest) -> dict[str, float]:
+def kernel_seconds(folder: Path, feeds: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Seconds of one run per kernel of the library in `folder`, all its calls together, measured in the model."""
-    feeds = proof.reference(cfg, manifest)[0][0].inputs
     seconds, _ = process.call(
         "tvmflow.children:kernel_times", folder, feeds, what="timing the kernels", error=ArtifactError,
         env=proof.RUN_ENV,
     )  # fmt: skip
-    return {kernel.name: seconds.get(kernel.name, 0.0) for kernel in manifest.kernels}
+    return dict(seconds)
 
 
-def check_tuned(cfg: Config, folder: Path, manifest: Manifest, source: str) -> None:
+def shares(cfg: Config, manifest: Manifest, seconds: Mapping[str, float], source: str) -> str:
+    """What share of the time is whose, and the command that helps most; `source` is what the user calls the model."""
+    times = _kernel_times(manifest, seconds)
+    by_origin: dict[str, float] = {}
+    for kernel, taken in times.items():
+        by_origin[kernel.origin] = by_origin.get(kernel.origin, 0.0) + taken
+    whole = f"a run's time: {', '.join(f'{share:.0%} {origin}' for origin, share in _largest(by_origin))}"
+    open_ = {kernel.name: taken for kernel, taken in times.items() if kernel.origin != "tuned"}
+    led = [(name, share) for name, share in _largest(open_)[:3] if share >= 0.01]
+    if not led:
+        return whole
+    text = f"{whole}; led by {', '.join(f'{name} ({share:.0%})' for name, share in led)}"
+    if by_origin.get("tuned", 0.0) >= TUNED_ENOUGH:
+        return text
+    tasks = f" --tasks '{_task(led[0][0])}'" if led[0][1] >= DOMINANT else ""
+    return f"{text}. What helps most: `{_tune_command(cfg, source)}{tasks}`"
+
+
+def check_tuned(cfg: Config, manifest: Manifest, seconds: Mapping[str, float], source: str) -> None:
     """Raises BudgetError where kernels from tuning records take a smaller share of the time than the config requires.
 
     `source` is what the user calls the model, for the command that would help.
     """
-    assert cfg.tuning.require_tuned is not None
-    seconds = kernel_seconds(cfg, folder, manifest)
-    total = sum(seconds.values())
-    rest = sorted((k for k in manifest.kernels if k.origin != "tuned"), key=lambda k: -seconds[k.name])
-    share = 1 - sum(seconds[kernel.name] for kernel in rest) / total if total else 1.0
-    if share >= cfg.tuning.require_tuned:
+    times = _kernel_times(manifest, seconds)
+    rest = {f"{kernel.name}, {kernel.origin}": taken for kernel, taken in times.items() if kernel.origin != "tuned"}
+    share = 1 - sum(rest.values())
+    if cfg.tuning.require_tuned is None or share >= cfg.tuning.require_tuned:
         return
-    costly = ", ".join(f"{kernel.name} ({seconds[kernel.name] / total:.0%}, {kernel.origin})" for kernel in rest[:5])
-    database = cfg.tuning.database or "tuning_db"
+    costly = "; ".join(f"{name} ({taken:.0%})" for name, taken in _largest(rest)[:5])
     raise BudgetError(
         f"tuned kernels take {share:.1%} of the time, tuning.require_tuned is {cfg.tuning.require_tuned:.1%}; "
         f"the others are led by {costly}",
-        f"tvmflow tune {source} --set tuning.database={database}",
+        _tune_command(cfg, source),
     )
 
 
-def _times(cfg: Config, records: Sequence[Record], build: Build) -> dict[str, float]:
-    """Seconds per key of the model built from these records; what has no key goes by its name."""
+def _kernel_times(manifest: Manifest, seconds: Mapping[str, float]) -> dict[Kernel, float]:
+    """The share of a run that each kernel takes."""
+    total = sum(seconds.get(kernel.name, 0.0) for kernel in manifest.kernels)
+    return {kernel: seconds.get(kernel.name, 0.0) / total if total else 0.0 for kernel in manifest.kernels}
+
+
+def _largest(amounts: Mapping[str, float]) -> list[tuple[str, float]]:
+    return sorted(amounts.items(), key=lambda item: -item[1])
+
+
+def _task(kernel: str) -> str:
+    """The name of a kernel's task: the kernel's own, before its weights were packed."""
+    return kernel.removesuffix("_prepacked")
+
+
+def _tune_command(cfg: Config, source: str) -> str:
+    return f"tvmflow tune {source} --set tuning.database={cfg.tuning.database or 'tuning_db'}"
+
+
+@contextlib.contextmanager
+def _built(cfg: Config, records: Sequence[Record], build: Build) -> Iterator[tuple[Path, Manifest]]:
+    """The model built from these records alone."""
     with tempfile.TemporaryDirectory(prefix="tvmflow-") as name:
         database, folder = Path(name) / "db", Path(name) / "library"
         folder.mkdir()
         Store(database).add(records)
         tuning = cfg.tuning.model_copy(update={"database": database})
-        manifest = build(cfg.model_copy(update={"tuning": tuning}), folder)
-        seconds = kernel_seconds(cfg, folder, manifest)
+        yield folder, build(cfg.model_copy(update={"tuning": tuning}), folder)
+
+
+def _by_key(manifest: Manifest, seconds: Mapping[str, float]) -> dict[str, float]:
+    """Seconds per key; what has no key goes by its name."""
     total: dict[str, float] = {}
     for kernel in manifest.kernels:
         label = kernel.key or kernel.name
-        total[label] = total.get(label, 0.0) + seconds[kernel.name]
+        total[label] = total.get(label, 0.0) + seconds.get(kernel.name, 0.0)
     return total
 
 

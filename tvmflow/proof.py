@@ -39,8 +39,13 @@ def run(folder: Path, manifest: Manifest, feeds: Sequence[Mapping[str, np.ndarra
     return list(results)
 
 
-def verdict(cfg: Config, folder: Path, manifest: Manifest, on_event: OnEvent) -> Verdict:
-    """Runs the reference and the library in `folder` on the config's inputs and compares all outputs."""
+def verdict(
+    cfg: Config, folder: Path, manifest: Manifest, on_event: OnEvent
+) -> tuple[Verdict, Mapping[str, np.ndarray]]:
+    """Runs the reference and the library in `folder` on the config's inputs and compares all outputs.
+
+    Returns the verdict, and the first of the inputs: some that the model accepts.
+    """
     on_event("running the reference")
     feeds, name, want = reference(cfg, manifest)
     on_event("running the library")
@@ -48,7 +53,7 @@ def verdict(cfg: Config, folder: Path, manifest: Manifest, on_event: OnEvent) ->
     runs = tuple(_compared(cfg, manifest, f, g, w) for f, g, w in zip(feeds, got, want, strict=True))
     ok = all(output.ok for run in runs for output in run.outputs)
     notes = _weaknesses(feeds)
-    return Verdict(ok=ok, reference=name, notes=notes, runs=runs)
+    return Verdict(ok=ok, reference=name, notes=notes, runs=runs), feeds[0].inputs
 
 
 def wrong_values(verdict: Verdict) -> VerifyError:
@@ -87,6 +92,11 @@ def reference(cfg: Config, manifest: Manifest) -> tuple[list[verify.Feeds], str,
         "give inputs that the model accepts: [verify] inputs = \"x.npz\" (--verify-inputs), ranges or dims",
         errors[0].details,
     )
+
+
+def accepted(cfg: Config, manifest: Manifest) -> Mapping[str, np.ndarray]:
+    """Inputs that the reference accepts."""
+    return reference(cfg, manifest)[0][0].inputs
 
 
 def _compared(cfg: Config, manifest: Manifest, feeds: verify.Feeds, got: list[np.ndarray], want: list[np.ndarray]

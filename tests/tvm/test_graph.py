@@ -100,15 +100,22 @@ def broken_chain(builder: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
     return x
 
 
-@pytest.mark.parametrize(("build", "choice"), [(chain, "nhwc"), (broken_chain, "keep")])
-def test_auto_takes_nhwc_only_where_transposes_stay_at_the_edges(build: Callable[..., relax.Expr], choice: str) -> None:
-    mod = module(build, (1, 16, 12, 12))
-    taken = layouts.choose(mod, "auto", nothing)
+@pytest.mark.parametrize(
+    ("build", "size", "choice"),
+    [(chain, 12, "nhwc"), (chain, 16, "keep"), (broken_chain, 16, "keep")],
+)
+def test_auto_takes_the_layout_whose_vectors_fill_registers(
+    build: Callable[..., relax.Expr], size: int, choice: str
+) -> None:  # fmt: skip
+    shape = (1, 16, size, size)
+    mod = module(build, shape)
+    with tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v4", "mtriple": "x86_64-linux-gnu"}):
+        taken = layouts.choose(mod, "auto", False, nothing)
     assert taken.layout == choice
-    kept, converted = (layouts.choose(mod, wanted, nothing) for wanted in ("keep", "nhwc"))
+    kept, converted = (layouts.choose(mod, wanted, False, nothing) for wanted in ("keep", "nhwc"))
     assert len(kept.transforms) == 0
     assert len(converted.transforms) > 0
-    x = np.random.default_rng(5).standard_normal((1, 16, 12, 12)).astype("f4")
+    x = np.random.default_rng(5).standard_normal(shape).astype("f4")
     want = evaluate(kept.mod, x)
     for other in (taken, converted):
         np.testing.assert_allclose(evaluate(other.mod, x), want, rtol=1e-4, atol=1e-3)

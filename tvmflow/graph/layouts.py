@@ -1,10 +1,10 @@
-"""Counts the transposes and layout transforms of a graph, and chooses the layout that leaves fewer bytes of them."""
+"""Counts the transposes and layout transforms of a graph, and chooses the layout that should take less time."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import tvm
 from tvm import relax
@@ -12,9 +12,18 @@ from tvm.tirx import IntImm
 
 from tvmflow.errors import BudgetError
 from tvmflow.graph.passes import AfterStep, has_convolution, layout_steps, run, simplify_steps
+from tvmflow.graph.winograd import plan_of
+from tvmflow.kernels.axes import Registers
 from tvmflow.manifest import LayoutTransform
 
 NOMINAL_DIM = 32  # what a symbolic axis counts for when bytes are compared
+# What a choice goes by, per thread: measured with default schedules on 2 threads with AVX-512.
+FLOP_PER_S = 100e9  # of a convolution whose vectors are whole registers
+SCALAR = 0.01  # the share of that which a convolution without vectors reaches
+STRIDED = 0.5  # and one whose vectors lie apart in what it reads
+GROUPED = 0.25  # and one in groups, whose schedules want channels last
+WINOGRAD = 2.5  # and one by Winograd's method
+BYTES_PER_S = 1.5e9  # of a transpose
 
 
 @dataclass(frozen=True)
@@ -27,11 +36,12 @@ class LayoutChoice:
     transforms: tuple[LayoutTransform, ...]
 
 
-def choose(mod: tvm.IRModule, wanted: str, after: AfterStep) -> LayoutChoice:
+def choose(mod: tvm.IRModule, wanted: str, by_winograd: bool, after: AfterStep) -> LayoutChoice:
     """Simplifies `mod` and settles the layout of its convolutions; `wanted` is "auto", "keep" or "nhwc".
 
-    "auto" takes NHWC only where it brings no more bytes of transposes inside the graph than it had: those at its 4-D
-    inputs and outputs are allowed, since each is paid once. Raises what ConvertLayout raises when NHWC was asked for.
+    "auto" takes the layout with which convolutions and transposes should take less time. On a CPU vectors go along
+    channels in NHWC and along the width otherwise, and fill their registers or not, and Winograd's method, if it is to
+    be used (`by_winograd`), wants NHWC. Raises what ConvertLayout raises when NHWC was asked for.
     """
     kept = run(mod, simplify_steps(), after)
     before = transforms_of(kept)
@@ -47,11 +57,49 @@ def choose(mod: tvm.IRModule, wanted: str, after: AfterStep) -> LayoutChoice:
     changed = transforms_of(converted)
     if wanted == "nhwc":
         return LayoutChoice("nhwc", "asked for", converted, changed)
-    allowed = _bytes(before) + _edge_bytes(kept)
-    figures = f"{_bytes(changed):,} bytes of transposes with NHWC, {_bytes(before):,} without"
-    if _bytes(changed) <= allowed:
-        return LayoutChoice("nhwc", figures, converted, changed)
-    return LayoutChoice("keep", figures, kept, before)
+    nhwc = LayoutChoice("nhwc", "", converted, changed)
+    keep = LayoutChoice("keep", "", kept, before)
+    on_cpu = tvm.target.Target.current().kind.name == "llvm"
+    takes_less, figures = _by_time(nhwc, keep, by_winograd) if on_cpu else _by_bytes(nhwc, keep)
+    return replace(nhwc if takes_less else keep, reason=figures)
+
+
+def _by_time(nhwc: LayoutChoice, keep: LayoutChoice, by_winograd: bool) -> tuple[bool, str]:
+    """Whether NHWC should be faster on a CPU, and the figures that say so."""
+    seconds = [_cost_s(choice, by_winograd) for choice in (nhwc, keep)]
+    figures = f"convolutions and transposes: about {seconds[0] * 1e3:.2g} ms with NHWC, {seconds[1] * 1e3:.2g} without"
+    return seconds[0] <= seconds[1], figures
+
+
+def _by_bytes(nhwc: LayoutChoice, keep: LayoutChoice) -> tuple[bool, str]:
+    """Whether NHWC brings no more bytes of transposes than there were, those at the 4-D inputs and outputs aside."""
+    bytes_ = [_bytes(choice.transforms) for choice in (nhwc, keep)]
+    figures = f"{bytes_[0]:,} bytes of transposes with NHWC, {bytes_[1]:,} without"
+    return bytes_[0] <= bytes_[1] + _edge_bytes(keep.mod), figures
+
+
+def _cost_s(choice: LayoutChoice, by_winograd: bool) -> float:
+    """Seconds of one thread for the convolutions and transposes of a graph, by the rates above."""
+    registers = Registers.of(tvm.target.Target.current())
+    calls = [binding.value for function in choice.mod.functions.values() if isinstance(function, relax.Function)
+             for binding in _bindings(function) if _op_name(binding.value) == "nn.conv2d"]  # fmt: skip
+    return sum(_convolution_s(call, registers, by_winograd) for call in calls) + _bytes(choice.transforms) / BYTES_PER_S
+
+
+def _convolution_s(call: relax.Call, registers: Registers, by_winograd: bool) -> float:
+    out = [int(d) if isinstance(d, IntImm) else NOMINAL_DIM for d in _dims(call)]
+    kernel = [int(d) if isinstance(d, IntImm) else NOMINAL_DIM for d in _dims(call.args[1])]
+    channels_last = str(call.attrs.data_layout) == "NHWC"
+    filters = kernel[3] if channels_last else kernel[0]
+    flop = 2 * math.prod(out) * math.prod(kernel) / filters
+    wide = [size for size in (out[3:] if channels_last else out[2:]) if size > 1]
+    lanes = registers.width(wide[-1]) if wide else 1
+    share = lanes / registers.lanes if lanes >= 4 else SCALAR
+    if not channels_last:
+        share *= (STRIDED if int(call.attrs.strides[-1]) > 1 else 1) * (GROUPED if int(call.attrs.groups) > 1 else 1)
+    elif by_winograd and plan_of(call) is not None:
+        share *= WINOGRAD
+    return flop / FLOP_PER_S / share
 
 
 def check_budget(transforms: tuple[LayoutTransform, ...], limit: int | None) -> None:

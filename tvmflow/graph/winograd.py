@@ -43,13 +43,18 @@ class ScheduleWinograd:
 class _Mutator(PyExprMutator):  # type: ignore[misc] # TVM has no types
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = super().visit_call_(call)
-        shape = shape_of(call)
-        chosen = winograd.best_plan(shape, Target.current()) if shape is not None else None
+        shape, chosen = shape_of(call), plan_of(call)
         if shape is None or chosen is None:
             return call
         function = winograd_tir.function(shape, chosen, winograd.vector_lanes(Target.current()))
         filters = relax.const(winograd.transformed(call.args[1].value.numpy(), chosen))
         return relax.call_tir(self.builder_.add_func(function, "winograd"), [call.args[0], filters], call.ty)
+
+
+def plan_of(call: relax.Call) -> winograd.Plan | None:
+    """How Winograd's method would compute a convolution on the current target; None where it does not pay."""
+    shape = shape_of(call)
+    return winograd.best_plan(shape, Target.current()) if shape is not None else None
 
 
 def shape_of(call: relax.Call) -> Shape | None:

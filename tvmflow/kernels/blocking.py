@@ -12,6 +12,7 @@ k around the tile, and its draws seldom hit a tile that just fills the registers
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -19,7 +20,7 @@ import tvm
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import LoopRV, SBlockRV
-from tvm.tirx import IterVar
+from tvm.tirx import IntImm, IterVar
 
 from tvmflow.kernels import repacking
 from tvmflow.kernels.axes import (
@@ -39,6 +40,7 @@ FREE_LAYOUT = "layout_free_buffers"  # on a function: the numbers of its paramet
 MAX_ROWS, MAX_VECTORS, MAX_STEPS = 16, 4, 16
 BLOCK_ROWS = 256
 BUSY = 10  # multiply-adds in flight that keep two units of four cycles' latency busy, and some more
+FEW = 1 << 18  # multiply-adds that one thread has done before another has woken
 HEAVY_BYTES = 1 << 20  # weights above this do not stay in the second-level cache
 Loops: TypeAlias = list[LoopRV]
 
@@ -85,6 +87,7 @@ class Tile:
     k: Axis
     outer: list[Axis]
     reductions: list[Axis]
+    is_large: bool
     rows: int
     vectors: int
     lanes: int
@@ -108,12 +111,19 @@ class Tile:
         _, total, rows, row = max(shapes, key=lambda shape: shape[:3])
         k = max(reductions, key=lambda axis: axis.extent)
         return Tile(product, row, vector, k, [a for a in spatial if a is not vector and a is not row],
-                    [a for a in reductions if a is not k], rows, total // rows, lanes)  # fmt: skip
+                    [a for a in reductions if a is not k], _is_large(schedule, axes), rows, total // rows, lanes
+                    )  # fmt: skip
 
 
 def _possible_rows(schedule: Schedule, product: SBlockRV, spatial: list[Axis], vector: Axis) -> list[Axis]:
     wide = [axis for axis in spatial if axis is not vector and axis.extent > 1]
     return [axis for axis in wide if is_outer_product(schedule, product, axis, vector)]
+
+
+def _is_large(schedule: Schedule, axes: list[Axis]) -> bool:
+    """Whether a product is worth more than one thread; one of unknown size may be."""
+    known = all(isinstance(schedule.get(axis.loop).extent, IntImm) for axis in axes)
+    return not known or math.prod(axis.extent for axis in axes) > FEW
 
 
 def _busy(rows: int, vectors: int) -> float:
@@ -142,7 +152,8 @@ def _block(schedule: Schedule, tile: Tile, last: SBlockRV | None, informed: bool
     schedule.reorder(*outer, *tiles, *reductions, *step, *within, vectors, lane)
     written = last if last is not None else schedule.cache_write(tile.product, 0, "global")
     place = schedule.fuse(*outer)
-    schedule.parallel(place)
+    if tile.is_large:
+        schedule.parallel(place)
     schedule.reverse_compute_at(written, tiles[0] if tiles else place, preserve_unit_loops=True)
     for loop in (*step, *within, vectors):
         schedule.unroll(loop)

@@ -1,0 +1,103 @@
+"""The eleven headline models beside ONNX Runtime and stock TVM, built with the committed tuning database.
+
+    python benchmarks/headline.py [MODEL ...]       # tuned: kernels from tuning_db/; needs `make models`
+    python benchmarks/untuned.py [MODEL ...]        # the same without a database
+
+Each model is compiled and verified, then timed in a process of its own: our library and ONNX Runtime in turns, at equal
+threads, medians; then stock TVM (its default `llvm` pipeline on the module that we import), which is too slow to take
+turns. The slowest kernels are those of one run, timed call by call inside the model.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tvmflow import children, config, frontend, proof, runtime
+from tvmflow.target import cpu_name
+
+ROOT = Path(__file__).resolve().parents[1]
+MODELS = ("resnet50", "effnet_lite0", "minilm_l6", "ppocr_rec", "ppocr_det", "realesr_fp32", "crepe_tiny",
+          "smollm2_135m", "silero_ifless", "magika", "basic_pitch")  # fmt: skip
+THREADS = 2
+SECONDS = 8.0
+STOCK_RUNS = 3
+
+
+def compiled(model: str, database: Path | None, folder: Path) -> tuple[Path, float]:
+    """The verified artifact of a model, and the seconds that `tvmflow compile` took."""
+    out = folder / f"{model}.tvmflow"
+    settings = [f"target.threads={THREADS}", *([f"tuning.database={database}"] if database else [])]
+    started = time.monotonic()
+    subprocess.run([sys.executable, "-m", "tvmflow.cli", "compile", ROOT / "configs" / f"{model}.toml", "-o", out,
+                    "--json", *(word for setting in settings for word in ("--set", setting))],
+                   check=True, stdout=subprocess.DEVNULL)  # fmt: skip
+    return out, time.monotonic() - started
+
+
+def stock_s(cfg: config.Config, feeds: dict[str, Any]) -> float:
+    """Seconds of one run of what TVM's own default pipeline makes of the module that we import."""
+    import tvm
+
+    from tvmflow.target import resolve, to_tvm
+
+    target = to_tvm(resolve(config.TargetSection(threads=THREADS)), {})
+    with tvm.transform.PassContext(opt_level=3):
+        built = tvm.compile(frontend.load(cfg).mod, target=target)
+    machine = tvm.relax.VirtualMachine(built, tvm.cpu())
+    arrays = [tvm.runtime.tensor(array) for array in feeds.values()]
+    seconds = []
+    for _ in range(STOCK_RUNS):
+        started = time.perf_counter()
+        machine["main"](*arrays)
+        seconds.append(time.perf_counter() - started)
+    return statistics.median(seconds)
+
+
+def time_model(artifact: Path) -> None:
+    """Prints the figures of one artifact as JSON."""
+    manifest = runtime.load(artifact, THREADS).manifest
+    cfg = config.from_dict(manifest.config, [{"verify": {"seeds": [0]}}], source=str(artifact))
+    feeds = proof.accepted(cfg, manifest)
+    ours, peer = children.time_beside_peer(cfg, artifact, feeds, THREADS, SECONDS)
+    kernels = children.kernel_times(artifact, feeds)
+    tuned = sum(kernels.get(kernel.name, 0.0) for kernel in manifest.kernels if kernel.origin == "tuned")
+    slowest = sorted(((kernels.get(k.name, 0.0), k.name) for k in manifest.kernels), reverse=True)[:3]
+    print(json.dumps({
+        "ours_s": ours.median_s, "peer_s": peer.median_s, "tuned": tuned / sum(kernels.values()),
+        "stock_s": stock_s(cfg, {spec.name: feeds[spec.name] for spec in manifest.signature.inputs}),
+        "slowest": ", ".join(f"{name} {seconds * 1e3:.2f}" for seconds, name in slowest),
+    }))  # fmt: skip
+
+
+def main(database: Path | None) -> None:
+    if sys.argv[1:2] == ["--time"]:
+        time_model(Path(sys.argv[2]))
+        return
+    versions = ", ".join(f"{name} {version(name)}" for name in ("apache-tvm", "onnxruntime"))
+    print(f"{cpu_name()}; {THREADS} threads; {versions}\n")
+    print("| model | compile s | tvmflow ms | ONNX Runtime ms | ratio | stock TVM ms | tuned | slowest kernels, ms |")
+    print("|---|---|---|---|---|---|---|---|", flush=True)
+    ratios = []
+    with tempfile.TemporaryDirectory() as name:
+        for model in sys.argv[1:] or MODELS:
+            artifact, seconds = compiled(model, database, Path(name))
+            done = subprocess.run([sys.executable, sys.argv[0], "--time", artifact], check=True, stdout=subprocess.PIPE)
+            found = json.loads(done.stdout.splitlines()[-1])
+            ratios.append(found["ours_s"] / found["peer_s"])
+            print(f"| {model} | {seconds:.1f} | {found['ours_s'] * 1e3:.3f} | {found['peer_s'] * 1e3:.3f} "
+                  f"| {ratios[-1]:.2f} | {found['stock_s'] * 1e3:.1f} | {found['tuned']:.0%} | {found['slowest']} |",
+                  flush=True)  # fmt: skip
+    mean = statistics.geometric_mean(ratios)
+    print(f"\nRatios to ONNX Runtime: geometric mean {mean:.2f}, largest {max(ratios):.2f}")
+
+
+if __name__ == "__main__":
+    main(ROOT / "tuning_db")
