@@ -100,6 +100,23 @@ def test_rows_may_be_symbolic() -> None:
     np.testing.assert_allclose(run(function, array, (37, 64)), want, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize(("length", "taps", "stride"), [(1000, 256, 2), (300, 64, 1), (4096, 96, 3)])
+def test_filters(length: int, taps: int, stride: int) -> None:
+    count = (length - taps) // stride + 1
+    x, w = te.placeholder((2, length), name="X"), te.placeholder((taps,), name="W")
+    k = te.reduce_axis((0, taps), name="k")
+    y = te.compute((2, count), lambda b, i: te.sum(x[b, i * stride + k] * w[k], axis=k))
+    rule, function = scheduled([x, w, y])
+    assert rule == rows.NAME
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(shape).astype("float32") for shape in ((2, length), (taps,), (2, count))]
+    tensors = [tvm.runtime.tensor(array) for array in arrays]
+    module = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+    tvm.tirx.build(module, target=TARGET)["main"](*tensors)
+    windows = np.lib.stride_tricks.sliding_window_view(arrays[0].astype("float64"), taps, 1)[:, ::stride]
+    np.testing.assert_allclose(tensors[2].numpy(), windows @ arrays[1].astype("float64"), rtol=1e-4, atol=1e-4)
+
+
 def product(transposed: bool) -> list[te.Tensor]:
     a, b = te.placeholder((16, 32), name="A"), te.placeholder((32, 32), name="B")
     r = te.reduce_axis((0, 32), name="r")

@@ -109,13 +109,13 @@ def reads_last(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV, axis: Axi
 
 
 def reads_along(
-    schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV, axis: Axis, reduced: list[Axis]
+    schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV, axis: Axis, beside: list[Axis]
 ) -> bool:
-    """Whether an axis runs along the memory of everything that has it, with none but the `reduced` beside it."""
+    """Whether an axis runs along the memory of everything that has it, with none but those in `beside`."""
     regions = [r for r in schedule.get(block).reads if _position(r, axis.var) != "nowhere"]
     if not regions or any(_position(region, axis.var) != "last" for region in regions):
         return False
-    own = [other.var for other in reduced]
+    own = [other.var for other in beside]
     return all(
         any(var.same_as(other) for other in own)
         for region in regions for var in tvm.tirx.analysis.undefined_vars(_wide(region)[-1].min)
@@ -165,6 +165,11 @@ def divisor(extent: int, limit: int) -> int:
 
 def is_cheap(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV) -> bool:
     """Whether a block computes nothing that should not be done twice: no function call but a condition's choice."""
+    return calls_of(schedule, block) <= {"prim.if_then_else"}
+
+
+def calls_of(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV) -> set[str]:
+    """The names of the functions that a block calls; a choice by a condition is one."""
     calls: set[str] = set()
     tvm_ffi.structural_walk(schedule.get(block).body, (tvm.ir.Call, lambda call: calls.add(str(call.op.name))))
-    return calls <= {"prim.if_then_else"}
+    return calls

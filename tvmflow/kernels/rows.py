@@ -11,6 +11,7 @@ Numerical Algorithms", 2002, 4.2). Rows of any length have whole vectors up to t
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Literal, TypeAlias
 
@@ -24,6 +25,7 @@ from tvmflow.kernels.axes import (
     axes_of,
     axis_kinds,
     blocks_of,
+    calls_of,
     divisor,
     extent_of,
     is_cheap,
@@ -58,8 +60,8 @@ def apply(schedule: Schedule) -> str:
         return ""
     if any(touches_bool(schedule, block) for block in blocks):
         return ""
-    depth = _shared_axes(schedule, [*reductions, blocks[-1]])
-    if depth == 0:
+    shared = _shared_axes(schedule, [*reductions, blocks[-1]])
+    if not shared:
         return ""
     steps: list[Step] = []
     for block in blocks:
@@ -68,41 +70,44 @@ def apply(schedule: Schedule) -> str:
             if not parts:
                 return ""
             steps += [*parts, (block, "total")]
-        elif block is not blocks[-1] and _is_inlined(schedule, block, depth):
+        elif block is not blocks[-1] and _is_inlined(schedule, block, shared):
             schedule.compute_inline(block)
         else:
             steps.append((block, "elementwise"))
-    return NAME if _fuse_rows(schedule, steps, depth) else ""
+    return NAME if _fuse_rows(schedule, steps, len(shared)) else ""
 
 
 def _is_along_rows(schedule: Schedule, block: Block) -> bool:
-    """Whether the innermost reduced axis runs along the memory of all that has it, and no other axis with it."""
+    """Whether the innermost reduced axis runs along the memory of all that has it.
+
+    No other axis may run along it, but for long windows that need no padding (a filter over a signal).
+    """
     axes = axes_of(schedule, block)
     reduced = [axis for axis in axes if axis.is_reduction]
     inner = next((axis for axis in reversed(reduced) if axis.extent > 1), None)
-    return inner is not None and reads_along(schedule, block, inner, reduced)
+    padded = any(calls_of(schedule, producer) for producer in schedule.get_producers(block))
+    is_filter = inner is not None and inner.extent >= WIDE and not padded
+    return inner is not None and reads_along(schedule, block, inner, axes if is_filter else reduced)
 
 
-def _shared_axes(schedule: Schedule, blocks: list[Block]) -> int:
-    """How many leading axes have the same extent in all blocks and are reduced in none."""
-    spatial = [[axis.extent for axis in _leading(axes_of(schedule, block))] for block in blocks]
-    depth = 0
-    while all(len(extents) > depth and extents[depth] == spatial[0][depth] for extents in spatial):
-        depth += 1
-    return depth
+def _shared_axes(schedule: Schedule, blocks: list[Block]) -> list[int]:
+    """The extents of the leading axes that are the same in all blocks and reduced in none."""
+    leading = [[axis.extent for axis in _leading(axes_of(schedule, block))] for block in blocks]
+    alike = itertools.takewhile(lambda extents: len(set(extents)) == 1, zip(*leading, strict=False))
+    return [extents[0] for extents in alike]
 
 
 def _leading(axes: list[Axis]) -> list[Axis]:
     return axes[: next((place for place, axis in enumerate(axes) if axis.is_reduction), len(axes))]
 
 
-def _is_inlined(schedule: Schedule, block: Block, depth: int) -> bool:
+def _is_inlined(schedule: Schedule, block: Block, shared: list[int]) -> bool:
     """Whether a block is computed where it is used: where that is cheap, or happens once for each element.
 
     One value for a whole row is kept: a division would become one for each element.
     """
     extents = [axis.extent for axis in axes_of(schedule, block)]
-    if math.prod(extents[depth:]) == 1:
+    if extents[: len(shared)] == shared and math.prod(extents[len(shared) :]) == 1:
         return False
     consumers = schedule.get_consumers(block)
     once = len(consumers) == 1 and math.prod(a.extent for a in axes_of(schedule, consumers[0])) == math.prod(extents)
