@@ -33,7 +33,7 @@ from tvmflow.kernels.axes import (
     is_outer_product,
     vector_axis,
 )
-from tvmflow.kernels.elementwise import schedule_elementwise
+from tvmflow.kernels.elementwise import schedule_padding
 
 RULE = "product blocking"
 FREE_LAYOUT = "layout_free_buffers"  # on a function: the numbers of its parameters that are constant weights
@@ -41,7 +41,6 @@ MAX_ROWS, MAX_VECTORS, MAX_STEPS = 16, 4, 16
 BLOCK_ROWS = 256
 BUSY = 10  # multiply-adds in flight that keep two units of four cycles' latency busy, and some more
 FEW = 1 << 18  # multiply-adds that one thread has done before another has woken
-HEAVY_BYTES = 1 << 20  # weights above this do not stay in the second-level cache
 Loops: TypeAlias = list[LoopRV]
 
 
@@ -70,7 +69,7 @@ def block(schedule: Schedule, registers: Registers, informed: bool) -> bool:
     if tile is None:
         return False
     for before in blocks[:place]:
-        schedule_elementwise(schedule, before)
+        schedule_padding(schedule, before)
     for after in blocks[place + 1 : -1]:
         schedule.compute_inline(after)
     _block(schedule, tile, blocks[-1] if len(blocks) > place + 1 else None, informed)
@@ -147,7 +146,7 @@ def _block(schedule: Schedule, tile: Tile, last: SBlockRV | None, informed: bool
     columns, vectors = _split(schedule, vectors, (2, 2 * MAX_VECTORS), sizes[1])
     outer_k, *step = _split(schedule, tile.k.loop, (2, MAX_STEPS), sizes[2]) if tile.k.extent > 1 else [tile.k.loop]
     around = [*(axis.loop for axis in tile.outer), *block_rows]
-    outer = [columns, *around] if _is_heavy(schedule, tile) else [*around, columns]
+    outer = [columns, *around] if _is_heavy(tile) else [*around, columns]
     reductions = [*(axis.loop for axis in tile.reductions), outer_k]
     schedule.reorder(*outer, *tiles, *reductions, *step, *within, vectors, lane)
     written = last if last is not None else schedule.cache_write(tile.product, 0, "global")
@@ -163,12 +162,10 @@ def _block(schedule: Schedule, tile: Tile, last: SBlockRV | None, informed: bool
     schedule.decompose_reduction(tile.product, reductions[0])
 
 
-def _is_heavy(schedule: Schedule, tile: Tile) -> bool:
-    """Whether the weights outgrow the cache, so that each of them should be read once: columns outermost."""
-    size = tile.vector.extent * tile.k.extent * 4
-    for axis in tile.reductions:
-        size *= axis.extent
-    return size > HEAVY_BYTES
+def _is_heavy(tile: Tile) -> bool:
+    """Whether the weights are what should be read once, columns outermost: where they are more than the rows are."""
+    rows = math.prod(axis.extent for axis in [*tile.outer, *([tile.row] if tile.row else [])])
+    return tile.vector.extent * math.prod(axis.extent for axis in tile.reductions) > rows
 
 
 def _split_rows(schedule: Schedule, tile: Tile, sizes: list[int] | None) -> tuple[Loops, Loops, Loops]:

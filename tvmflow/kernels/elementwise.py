@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tvm.s_tir import Schedule
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 
 from tvmflow.kernels.axes import extent_of, touches_bool, width
 
@@ -23,6 +23,23 @@ def schedule_elementwise(schedule: Schedule, block: SBlockRV) -> str:
         outer.append(loops[-1])
     parallel(schedule, outer, inner)
     return "elementwise"
+
+
+def schedule_padding(schedule: Schedule, block: SBlockRV) -> None:
+    """A copy into a larger buffer as two passes without conditions: its border filled, its inside copied.
+
+    Any other elementwise block by the elementwise rule.
+    """
+    try:
+        fill = schedule.decompose_padding(block, schedule.get_loops(block)[0])
+    except ScheduleError:
+        schedule_elementwise(schedule, block)
+        return
+    for part in (fill, block):
+        *outer, last = schedule.get_loops(part)
+        if width(extent_of(schedule, last)) < 4 and outer:
+            schedule.fuse(outer[-1], last)
+        schedule_elementwise(schedule, part)
 
 
 def parallel(schedule: Schedule, loops: list[LoopRV], work: int) -> LoopRV:
