@@ -31,6 +31,7 @@ from tvmflow.kernels.axes import (
     blocks_of,
     divisor,
     is_outer_product,
+    touches_bool,
     vector_axis,
 )
 from tvmflow.kernels.elementwise import schedule_padding
@@ -65,6 +66,8 @@ def block(schedule: Schedule, registers: Registers, informed: bool) -> bool:
     if len(products) != 1 or not all(_is_elementwise(schedule, block) for block in blocks if block not in products):
         return False
     place = blocks.index(products[0])
+    if any(touches_bool(schedule, after) for after in blocks[place + 1 :]):
+        return False  # inlined, `not x == y` is an ordered `x != y`, which is false for NaN
     tile = Tile.of(schedule, products[0], registers)
     if tile is None:
         return False

@@ -1,10 +1,18 @@
 """Default schedules on a CPU: for every kernel that was never tuned, deterministic and without measuring.
 
-Without one, TVM emits the loops as legalised: one thread, scalar, each partial sum through memory. Two rules:
+Without one, TVM emits the loops as legalised: one thread, scalar, each partial sum through memory. The rules for whole
+functions come first:
 
-    elementwise   all axes fused, blocks in parallel, SIMD-wide vectors innermost
-    reduction     a register tile of rows x vectors per thread, accumulated in registers over the whole reduction
-                  (the register blocking of Goto & van de Geijn 2008, without its cache blocking)
+    depthwise tile     depthwise convolutions and pooling: columns x channels in registers, padding as a condition
+    product blocking   matrix products and convolutions: register and cache blocking, weights packed for it
+    rows               softmax, normalisation, reductions along the last axes: one pass over each row
+    columns            reductions along a middle axis, with what is computed before them
+
+Then each block on its own:
+
+    elementwise        all axes fused, blocks in parallel, SIMD-wide vectors innermost
+    register tile      a reduction's rows x vectors, accumulated in registers over the whole reduction
+    parallel rows      a reduction without vectors
 """
 
 from __future__ import annotations

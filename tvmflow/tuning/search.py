@@ -138,6 +138,8 @@ def confirm(search: Search, measurer: Measurer) -> None:
     search.best = []
     for schedule, result in zip(rivals, results, strict=True):
         take(search, schedule, result)
+        if schedule is search.default and result.samples_s:
+            search.start_s = median_s(result.samples_s)  # beside its rivals; before, the machine may have been another
     search.confirmed = True
 
 

@@ -103,6 +103,7 @@ class Session:
             self._report(chosen)
         for one in self._searches:
             self._confirm(one)
+            self._report(one)
         return tuple(self._outcome(one) for one in self._searches if one.gains and one.best)
 
     def _next(self) -> Search | None:
