@@ -12,6 +12,7 @@ from tvm.target import Target
 from tvm.tirx import IntImm, PrimFunc
 
 from tvmflow.kernels import winograd, winograd_tir
+from tvmflow.kernels.axes import Registers
 from tvmflow.kernels.winograd import Shape
 
 
@@ -46,7 +47,7 @@ class _Mutator(PyExprMutator):  # type: ignore[misc] # TVM has no types
         shape, chosen = shape_of(call), plan_of(call)
         if shape is None or chosen is None:
             return call
-        function = winograd_tir.function(shape, chosen, winograd.vector_lanes(Target.current()))
+        function = winograd_tir.function(shape, chosen, Registers.of(Target.current()).lanes)
         filters = relax.const(winograd.transformed(call.args[1].value.numpy(), chosen))
         return relax.call_tir(self.builder_.add_func(function, "winograd"), [call.args[0], filters], call.ty)
 
