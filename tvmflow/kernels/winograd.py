@@ -22,7 +22,7 @@ from tvmflow.kernels.axes import Registers
 POINTS = {2: (1.0,), 4: (2**-0.5, 2**0.5)}  # outputs along a tile's edge -> p of the pairs +p, -p
 LARGE_WEIGHTS = 4 << 20  # bytes of filters that a thread should not read as a whole for
 FEW_TILES = 12  # tiles or less
-WORKING_SET = 1 << 20  # bytes that the tiles of a block take in a thread's second-level cache
+WORKING_SET = 5 << 18  # bytes that the tiles of a block take in a thread's second-level cache
 # Multiplications in whose time a weight comes from memory, and an element goes through a transform, as measured.
 WEIGHT, TRANSFORM = 24, 8
 GAIN, SMALLEST = 0.9, 1 << 20  # of the direct time at most; multiplications of the direct convolution at least
