@@ -11,6 +11,8 @@ import onnx
 import pytest
 import torch
 import tvm
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
@@ -124,6 +126,25 @@ def test_values_are_those_of_float64(edge: int, shape: Shape) -> None:
     with always(edge):
         mod = prepared(module(shape))
     assert rules(mod) == [f"winograd F({edge}x{edge}, 3x3), {shape}"]
+    x = image_of(shape)
+    check(edge, run(mod, x), reference(shape, x))
+
+
+PADS = st.integers(0, 3)
+
+
+@settings(max_examples=8, deadline=None, derandomize=True)
+@given(
+    edge=st.sampled_from([2, 4]), batch=st.integers(1, 3), size=st.tuples(st.integers(3, 20), st.integers(3, 20)),
+    channels=st.integers(1, 20), filters=st.integers(1, 20), padding=st.tuples(PADS, PADS, PADS, PADS),
+)  # fmt: skip
+def test_any_size(
+    edge: int, batch: int, size: tuple[int, int], channels: int, filters: int, padding: tuple[int, int, int, int]
+) -> None:
+    shape = Shape(batch, *size, 4 * channels, 4 * filters, padding)
+    with always(edge):
+        mod = prepared(module(shape))
+    assert len(rules(mod)) == 1
     x = image_of(shape)
     check(edge, run(mod, x), reference(shape, x))
 
