@@ -1,4 +1,4 @@
-"""Tunes the headline models into tuning_db/ for every AVX-512 CPU, on two threads; needs the machine alone, an hour long.
+"""Tunes the headline models into tuning_db/ for every AVX-512 CPU, on two threads; needs the machine for an hour.
 
     python scripts/tune_headline.py [MODEL ...]      # default: all; needs `make models`
 
