@@ -33,10 +33,11 @@ class _Splitter(PyExprMutator):  # type: ignore[misc] # TVM has no types
         batch, _, height, width = call.args[0].ty.shape.values
         weight = call.args[1].value.numpy()  # input channels, output channels, height and width of the kernel
         _, out, high, wide = weight.shape
-        flat = relax.const(weight.transpose(1, 2, 3, 0).reshape(out * high * wide, -1, 1, 1).copy())
+        # The output's channels stay neighbours, for they are what vectors go along in NHWC.
+        flat = relax.const(weight.transpose(2, 3, 1, 0).reshape(high * wide * out, -1, 1, 1).copy())
         products = self.builder_.emit(relax.op.nn.conv2d(call.args[0], flat))
-        apart = self.builder_.emit(relax.op.reshape(products, [batch, out, high, wide, height, width]))
-        beside = self.builder_.emit(relax.op.permute_dims(apart, [0, 1, 4, 2, 5, 3]))
+        apart = self.builder_.emit(relax.op.reshape(products, [batch, high, wide, out, height, width]))
+        beside = self.builder_.emit(relax.op.permute_dims(apart, [0, 3, 4, 1, 5, 2]))
         return relax.op.reshape(beside, [batch, out, height * high, width * wide])
 
 

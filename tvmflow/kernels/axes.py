@@ -156,7 +156,8 @@ def width(extent: int) -> int:
 
     Three registers as one vector cost LLVM a factor of ten: it knows powers of two.
     """
-    return next((LANES * n for n in (4, 2, 1) if extent % (LANES * n) == 0), divisor(extent, LANES))
+    whole = next((LANES * n for n in (4, 2, 1) if extent % (LANES * n) == 0), math.gcd(extent, LANES))
+    return whole if whole >= 4 else divisor(extent, LANES)
 
 
 def divisor(extent: int, limit: int) -> int:

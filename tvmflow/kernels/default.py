@@ -24,7 +24,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ScheduleError
 from tvm.tirx import IterVar, PrimFunc
 
-from tvmflow.kernels import blocking, columns, depthwise, rows
+from tvmflow.kernels import blocking, columns, depthwise, elementwise, rows
 from tvmflow.kernels.axes import (
     LANES,
     Axis,
@@ -84,8 +84,9 @@ def block_by_block(schedule: Schedule) -> str:
 
 
 # Tried in order; each schedules a whole function and returns its name, or "" where it does not fit.
-RULES: tuple[Callable[[Schedule], str], ...] = (depthwise.apply, blocking.apply, rows.apply, columns.apply,
-                                                 block_by_block)  # fmt: skip
+RULES: tuple[Callable[[Schedule], str], ...] = (
+    depthwise.apply, blocking.apply, rows.apply, columns.apply, elementwise.apply, block_by_block,
+)  # fmt: skip
 
 
 def _is_open(function: tvm.ir.BaseFunc) -> bool:

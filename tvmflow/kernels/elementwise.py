@@ -1,17 +1,59 @@
-"""Elementwise kernels on a CPU: all axes fused, blocks of them in parallel, SIMD-wide vectors innermost."""
+"""Elementwise kernels on a CPU: one pass over memory, outer axes in parallel, SIMD-wide vectors innermost."""
 
 from __future__ import annotations
 
+import math
+
+import tvm
+import tvm_ffi
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
+from tvm.tirx import IterVar
 
-from tvmflow.kernels.axes import extent_of, touches_bool, width
+from tvmflow.kernels.axes import axis_kinds, blocks_of, extent_of, is_cheap, touches_bool, width
 
+RULE = "elementwise"
+SHARES = 64  # pieces of work that any number of threads share well enough
 SMALLEST_PARALLEL = 8192  # iterations below which waking the threads costs more than they save
 
 
+def apply(schedule: Schedule) -> str:
+    """One pass for a function of nothing but elementwise blocks; "" for any other.
+
+    A block that is read once goes into its reader; one that is read several times is computed beside its readers,
+    vector by vector. A block whose readers would compute it again and again keeps a pass of its own.
+    """
+    *before, last = blocks_of(schedule)
+    if any(axis_kinds(schedule, b) != {IterVar.DataPar} or touches_bool(schedule, b) for b in [*before, last]):
+        return ""
+    beside, apart = [], []
+    for block in reversed(before):
+        repeated = not is_cheap(schedule, block) and 2 * _elements(schedule, block) <= _elements(schedule, last)
+        loads = _loads(schedule, block)
+        if not repeated and len(loads) == 1:
+            schedule.compute_inline(block)
+        elif not repeated and all(_is_plain(load) for load in loads):
+            beside.append(block)
+        else:
+            apart.append(block)
+    for block in apart:
+        schedule_elementwise(schedule, block)
+    schedule_elementwise(schedule, last)
+    *outer, _ = schedule.get_loops(last)
+    for block in beside:
+        if outer:
+            schedule.compute_at(block, outer[-1], preserve_unit_loops=True)
+            _vectorize(schedule, schedule.get_loops(block)[-1])
+        else:
+            schedule_elementwise(schedule, block)
+    return RULE
+
+
 def schedule_elementwise(schedule: Schedule, block: SBlockRV) -> str:
-    """All axes fused and in parallel, vectors innermost; returns the rule's name."""
+    """Outer axes fused and in parallel, vectors innermost; returns the rule's name.
+
+    Only as many axes are fused as give the threads enough to share: each takes a division to find its place again.
+    """
     loops = schedule.get_loops(block)
     inner = 1 if touches_bool(schedule, block) else width(extent_of(schedule, loops[-1]))
     outer = list(loops[:-1])
@@ -21,8 +63,10 @@ def schedule_elementwise(schedule: Schedule, block: SBlockRV) -> str:
         outer.append(middle)
     else:
         outer.append(loops[-1])
-    parallel(schedule, outer, inner)
-    return "elementwise"
+    extents = [extent_of(schedule, loop) for loop in outer]
+    shared = next((n for n in range(1, len(outer)) if math.prod(extents[:n]) >= SHARES), len(outer))
+    parallel(schedule, outer[:shared], inner * math.prod(extents[shared:]))
+    return RULE
 
 
 def schedule_padding(schedule: Schedule, block: SBlockRV) -> None:
@@ -49,3 +93,34 @@ def parallel(schedule: Schedule, loops: list[LoopRV], work: int) -> LoopRV:
     if extent == 1 or extent * work >= SMALLEST_PARALLEL:
         schedule.parallel(fused)
     return fused
+
+
+def _vectorize(schedule: Schedule, loop: LoopRV) -> None:
+    if extent_of(schedule, loop) in (4, 8, 16, 32, 64):
+        schedule.vectorize(loop)
+
+
+def _elements(schedule: Schedule, block: SBlockRV) -> int:
+    return math.prod(extent_of(schedule, loop) for loop in schedule.get_loops(block))
+
+
+def _loads(schedule: Schedule, block: SBlockRV) -> list[tvm.ir.TensorLoad]:
+    """Where the readers of a block load what it writes."""
+    written = schedule.get(block).writes[0].source
+    found: list[tvm.ir.TensorLoad] = []
+
+    def visit(load: tvm.ir.TensorLoad) -> None:
+        if load.source.same_as(written):
+            found.append(load)
+
+    for reader in schedule.get_consumers(block):
+        tvm_ffi.structural_walk(schedule.get(reader).body, (tvm.ir.TensorLoad, visit))
+    return found
+
+
+def _is_plain(load: tvm.ir.TensorLoad) -> bool:
+    """Whether where a load reads does not depend on data."""
+    nested: list[tvm.ir.TensorLoad] = []
+    for index in load.indices:
+        tvm_ffi.structural_walk(index, (tvm.ir.TensorLoad, nested.append))
+    return not nested
