@@ -164,6 +164,11 @@ def divisor(extent: int, limit: int) -> int:
     return max(d for d in range(1, limit + 1) if extent % d == 0)
 
 
+def is_copy(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV) -> bool:
+    """Whether a block only moves what it reads."""
+    return isinstance(getattr(schedule.get(block).body, "value", None), tvm.ir.TensorLoad)
+
+
 def is_cheap(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV) -> bool:
     """Whether a block computes nothing that should not be done twice: no function call but a condition's choice."""
     return calls_of(schedule, block) <= {"prim.if_then_else"}

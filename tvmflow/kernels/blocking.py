@@ -30,6 +30,7 @@ from tvmflow.kernels.axes import (
     axis_kinds,
     blocks_of,
     divisor,
+    is_copy,
     is_outer_product,
     touches_bool,
     vector_axis,
@@ -72,7 +73,10 @@ def block(schedule: Schedule, registers: Registers, informed: bool) -> bool:
     if tile is None:
         return False
     for before in blocks[:place]:
-        schedule_padding(schedule, before)
+        if is_copy(schedule, before):  # what TVM makes of a convolution without padding
+            schedule.compute_inline(before)
+        else:
+            schedule_padding(schedule, before)
     for after in blocks[place + 1 : -1]:
         schedule.compute_inline(after)
     _block(schedule, tile, blocks[-1] if len(blocks) > place + 1 else None, informed)
@@ -105,7 +109,7 @@ class Tile:
             return None
         lanes = registers.width(vector.extent)
         shapes: list[tuple[float, int, int, Axis | None]] = []
-        for row in [None, *_possible_rows(schedule, product, spatial, vector)]:
+        for row in [None, *reversed(_possible_rows(schedule, product, spatial, vector))]:
             for rows in _divisors(row.extent, MAX_ROWS) if row is not None else [1]:
                 for vectors in _divisors(vector.extent // lanes, 2 * MAX_VECTORS if rows == 1 else MAX_VECTORS):
                     if rows * vectors <= registers.count - 4:
