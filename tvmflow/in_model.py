@@ -21,7 +21,7 @@ from tvmflow.database import Record, Store
 from tvmflow.errors import ArtifactError, BudgetError
 from tvmflow.manifest import Kernel, Manifest
 
-WORTH = 0.98  # another record takes a task's place if its kernels take at most this share of the time
+WORTH = 0.98  # a record is kept if its kernels take at most this share of the default schedule's time
 TUNED_ENOUGH = 0.95  # of the time: no command is proposed
 DOMINANT = 0.5  # of the time: tuning this one kernel is what helps most
 Build = Callable[[Config, Path], Manifest]
@@ -29,7 +29,7 @@ Build = Callable[[Config, Path], Manifest]
 
 @dataclass(frozen=True)
 class Settled:
-    """Seconds of all kernels of one run: with default schedules, and with what was kept; how many records changed."""
+    """Seconds of all kernels of one run: with default schedules, and with what is kept; how many records changed."""
 
     default_s: float
     kept_s: float
@@ -42,13 +42,14 @@ def can_settle(cfg: Config) -> bool:
 
 
 def settle(cfg: Config, found: Mapping[str, Sequence[Record]], build: Build) -> Settled:
-    """Lets each task in `found` keep the record that is fastest inside the model of `cfg`.
+    """Lets each task in `found` keep the record that is fastest inside the model of `cfg`, or the default.
 
     `found` holds records by key: the best first, the default schedule's last. `build` builds a config in a folder.
     """
     assert cfg.tuning.database is not None
     store = Store(cfg.tuning.database)
-    others = [record for record in store.read().records if record.key not in found]
+    stored = {record.key: record for record in store.read().records}
+    others = [record for key, record in stored.items() if key not in found]
     ranks = max(len(records) for records in found.values())
     times: list[dict[str, float]] = []
     feeds: Mapping[str, np.ndarray] | None = None
@@ -57,14 +58,16 @@ def settle(cfg: Config, found: Mapping[str, Sequence[Record]], build: Build) -> 
         with _built(cfg, [*others, *chosen], build) as (folder, manifest):
             feeds = proof.accepted(cfg, manifest) if feeds is None else feeds
             times.append(_by_key(manifest, kernel_seconds(folder, feeds)))
-    kept_s, changed = sum(times[0].values()), 0
+    kept_s, changed = sum(times[-1].values()), 0
     for key, records in found.items():
         seconds = [times[rank].get(key, 0.0) for rank in range(len(records))]
         best = min(range(len(records)), key=seconds.__getitem__)
-        if seconds[best] < WORTH * seconds[0]:
-            store.replace(_chosen_here(records[best]), records[0])
-            kept_s += seconds[best] - seconds[0]
+        if seconds[best] > WORTH * seconds[-1]:
+            best = len(records) - 1
+        if records[best].trace != stored[key].trace:
+            store.replace(_chosen_here(records[best]), stored[key])
             changed += 1
+        kept_s += seconds[best] - seconds[-1]
     return Settled(sum(times[-1].values()), kept_s, changed)
 
 

@@ -62,7 +62,7 @@ class Keeper(Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a session found for one task: records of its best candidates, the fastest first, and of its default."""
+    """What a session found for one task: records of its best candidates, the fastest first, and its default's last."""
 
     task: Task
     records: tuple[Record, ...]
@@ -145,10 +145,11 @@ class Session:
         self._kept[one.task.key] = record
 
     def _outcome(self, one: Search) -> Outcome:
-        schedules = [candidate.schedule for candidate in one.best]
-        known = one.default is None or one.default in schedules or one.start_s == float("inf")
-        untuned = [] if known else [Candidate(one.default, (one.start_s,))]
-        return Outcome(one.task, tuple(self._record(one, candidate) for candidate in [*one.best, *untuned]))
+        others = [candidate for candidate in one.best if candidate.schedule is not one.default]
+        default = [candidate for candidate in one.best if candidate.schedule is one.default]
+        if not default and one.default is not None and one.start_s < float("inf"):
+            default = [Candidate(one.default, (one.start_s,))]
+        return Outcome(one.task, tuple(self._record(one, candidate) for candidate in [*others, *default]))
 
     def _record(self, one: Search, candidate: Candidate) -> Record:
         task = one.task
