@@ -14,8 +14,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 MINUTES = {
-    "effnet_lite0": 4, "ppocr_rec": 4, "ppocr_det": 4, "resnet50": 3, "basic_pitch": 2, "minilm_l6": 2, "magika": 1,
-    "crepe_tiny": 1, "silero_ifless": 1, "smollm2_135m": 2, "realesr_fp32": 1,
+    "effnet_lite0": 4, "ppocr_rec": 4, "ppocr_det": 4, "resnet50": 3, "basic_pitch": 3, "minilm_l6": 2, "magika": 1,
+    "crepe_tiny": 1, "silero_ifless": 2, "smollm2_135m": 2, "realesr_fp32": 1,
 }  # fmt: skip
 SETTINGS = ("target.mcpu=x86-64-v4", "target.threads=2", f"tuning.database={ROOT / 'tuning_db'}")
 

@@ -109,7 +109,7 @@ class Session:
     def _next(self) -> Search | None:
         """The task with most to gain, while there is time beside that for measuring the finalists."""
         open_ = [s for s in self._searches if s.context is not None and s.is_open(self.limits.trials_per_task)]
-        spare_s = self._left_s() - CONFIRM_S * sum(not s.confirmed for s in self._searches)
+        spare_s = self._left_s() - CONFIRM_S * sum(bool(s.gains) and not s.confirmed for s in self._searches)
         return max(open_, key=Search.worth_s, default=None) if spare_s > 0 else None
 
     def _begin(self, one: Search) -> None:
@@ -120,7 +120,7 @@ class Session:
         self._report(one)
 
     def _confirm(self, one: Search) -> None:
-        if one.confirmed or not one.best:
+        if one.confirmed or not one.best or not one.gains:
             return
         search.confirm(one, self.measurer)
         if one.best:
