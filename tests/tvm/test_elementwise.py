@@ -19,15 +19,20 @@ Build = Callable[[te.Tensor], te.Tensor]
 
 def chain(x: te.Tensor) -> te.Tensor:
     """Each value is read once: transposes, a reshape, arithmetic."""
-    moved = topi.reshape(topi.transpose(x, (0, 2, 1)), (x.shape[0], -1))
+    a, b, c = (int(size) for size in x.shape)
+    moved = topi.reshape(topi.transpose(x, (0, 2, 1)), (a, c * b))
     return topi.add(topi.multiply(moved, 2.0), 1.0)
 
 
 def powers(x: te.Tensor) -> te.Tensor:
     """Each value is read twice; inlined, the expression would double at every step."""
     for _ in range(24):
-        x = topi.multiply(topi.add(x, x), te.compute(x.shape, lambda *i, x=x: 0.5 / (1.0 + x[i] * x[i]), name="half"))
+        x = topi.multiply(topi.add(x, x), half(x))
     return x
+
+
+def half(x: te.Tensor) -> te.Tensor:
+    return te.compute(x.shape, lambda i, j, k: 0.5 / (1.0 + x[i, j, k] * x[i, j, k]), name="half")
 
 
 def scaled(x: te.Tensor) -> te.Tensor:
