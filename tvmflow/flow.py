@@ -66,7 +66,8 @@ def compile_model(cfg: Config, out: Path, options: Options = DEFAULTS) -> Manife
         if feeds is not None or cfg.tuning.require_tuned is not None:
             options.on_event("timing the kernels")
             manifest = _with_shares(cfg, folder, manifest, feeds, options.source)
-        artifact.write_manifest(folder, manifest)
+        if cfg.verify.enabled or cfg.tuning.require_tuned is not None:
+            artifact.write_manifest(folder, manifest)
     return manifest
 
 

@@ -8,6 +8,8 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.tirx import FloatImm, IntImm
 
+from tvmflow.graph.mutation import mutated
+
 VIEWS = ("relax.permute_dims", "relax.reshape", "relax.expand_dims", "relax.squeeze")
 EXACT = {
     "relax.add": np.add, "relax.subtract": np.subtract, "relax.multiply": np.multiply, "relax.divide": np.divide,
@@ -54,11 +56,7 @@ class FoldExactly:
     """
 
     def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        folder = _Folder(mod)
-        for var, function in mod.functions.items():
-            if isinstance(function, relax.Function):
-                folder.builder_.update_func(var, folder.visit_expr(function))
-        return folder.builder_.get()
+        return mutated(mod, _Folder)
 
 
 @mutator

@@ -12,6 +12,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.s_tir import Schedule
 from tvm.tirx import PrimFunc
 
+from tvmflow.graph.mutation import mutated
 from tvmflow.kernels import repacking
 
 ARITHMETIC = {
@@ -42,11 +43,7 @@ class FoldRepacking:
     """Repacks constant weights with numpy. TVM's FoldConstant would compile a kernel for each."""
 
     def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        folder = _Folder(mod)
-        for var, function in mod.functions.items():
-            if isinstance(function, relax.Function):
-                folder.builder_.update_func(var, folder.visit_expr(function))
-        return folder.builder_.get()
+        return mutated(mod, _Folder)
 
 
 @mutator

@@ -7,6 +7,8 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.tirx import IntImm
 
+from tvmflow.graph.mutation import mutated
+
 
 @tvm.transform.module_pass(opt_level=0, name="SplitTransposedConvolutions")
 class SplitTransposedConvolutions:
@@ -16,11 +18,7 @@ class SplitTransposedConvolutions:
     """
 
     def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        splitter = _Splitter(mod)
-        for var, function in mod.functions.items():
-            if isinstance(function, relax.Function):
-                splitter.builder_.update_func(var, splitter.visit_expr(function))
-        return splitter.builder_.get()
+        return mutated(mod, _Splitter)
 
 
 @mutator

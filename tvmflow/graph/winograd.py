@@ -11,6 +11,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.target import Target
 from tvm.tirx import IntImm, PrimFunc
 
+from tvmflow.graph.mutation import mutated
 from tvmflow.kernels import winograd, winograd_tir
 from tvmflow.kernels.axes import Registers
 from tvmflow.kernels.winograd import Shape
@@ -21,11 +22,7 @@ class Winograd:
     """Convolutions in NHWC of stride 1, dilation 1, one group, float32, constant weights and fixed shapes."""
 
     def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        replacing = _Mutator(mod)
-        for var, function in mod.functions.items():
-            if isinstance(function, relax.Function):
-                replacing.builder_.update_func(var, replacing.visit_expr(function))
-        return replacing.builder_.get()
+        return mutated(mod, _Mutator)
 
 
 @tvm.transform.module_pass(opt_level=0, name="ScheduleWinograd")
@@ -44,18 +41,20 @@ class ScheduleWinograd:
 class _Mutator(PyExprMutator):  # type: ignore[misc] # TVM has no types
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = super().visit_call_(call)
-        shape, chosen = shape_of(call), plan_of(call)
-        if shape is None or chosen is None:
+        planned = plan_of(call)
+        if planned is None:
             return call
+        shape, chosen = planned
         function = winograd_tir.function(shape, chosen, Registers.of(Target.current()).lanes)
         filters = relax.const(winograd.transformed(call.args[1].value.numpy(), chosen))
         return relax.call_tir(self.builder_.add_func(function, "winograd"), [call.args[0], filters], call.ty)
 
 
-def plan_of(call: relax.Call) -> winograd.Plan | None:
-    """How Winograd's method would compute a convolution on the current target; None where it does not pay."""
+def plan_of(call: relax.Call) -> tuple[Shape, winograd.Plan] | None:
+    """A convolution, and how Winograd's method would compute it on the current target; None where it does not pay."""
     shape = shape_of(call)
-    return winograd.best_plan(shape, Target.current()) if shape is not None else None
+    chosen = winograd.best_plan(shape, Target.current()) if shape is not None else None
+    return (shape, chosen) if shape is not None and chosen is not None else None
 
 
 def shape_of(call: relax.Call) -> Shape | None:

@@ -46,6 +46,14 @@ def axis_kinds(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV) -> set[in
     return {axis.iter_type for axis in axes} if len(schedule.get_loops(block)) == len(axes) else set()
 
 
+def lone_reduction(schedule: Schedule, blocks: list[tvm.s_tir.schedule.SBlockRV]) -> int | None:
+    """The place of the only block that reduces, all others being elementwise; None for any other function."""
+    kinds = [axis_kinds(schedule, block) for block in blocks]
+    reducing = [place for place, kind in enumerate(kinds) if kind == {IterVar.DataPar, IterVar.CommReduce}]
+    plain = [kind for kind in kinds if kind == {IterVar.DataPar}]
+    return reducing[0] if len(reducing) == 1 and len(plain) == len(blocks) - 1 else None
+
+
 def touches_bool(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV) -> bool:
     """Whether a block reads or writes a buffer of booleans: TVM's vectors of them are wrong for intermediate buffers.
 

@@ -20,25 +20,24 @@ import tvm
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import LoopRV, SBlockRV
-from tvm.tirx import IntImm, IterVar
 
 from tvmflow.kernels import repacking
 from tvmflow.kernels.axes import (
     Axis,
     Registers,
     axes_of,
-    axis_kinds,
     blocks_of,
     divisor,
     is_copy,
     is_outer_product,
+    is_static,
+    lone_reduction,
     touches_bool,
     vector_axis,
 )
 from tvmflow.kernels.elementwise import schedule_padding
 
 RULE = "product blocking"
-FREE_LAYOUT = "layout_free_buffers"  # on a function: the numbers of its parameters that are constant weights
 MAX_ROWS, MAX_VECTORS, MAX_STEPS = 16, 4, 16
 BLOCK_ROWS = 256
 BUSY = 10  # multiply-adds in flight that keep two units of four cycles' latency busy, and some more
@@ -63,13 +62,12 @@ def block(schedule: Schedule, registers: Registers, informed: bool) -> bool:
     a primitive does not apply to the kernel.
     """
     blocks = blocks_of(schedule)
-    products = [block for block in blocks if _is_product(schedule, block)]
-    if len(products) != 1 or not all(_is_elementwise(schedule, block) for block in blocks if block not in products):
+    place = lone_reduction(schedule, blocks)
+    if place is None or len(schedule.get(blocks[place]).reads) < 2:
         return False
-    place = blocks.index(products[0])
     if any(touches_bool(schedule, after) for after in blocks[place + 1 :]):
         return False  # inlined, `not x == y` is an ordered `x != y`, which is false for NaN
-    tile = Tile.of(schedule, products[0], registers)
+    tile = Tile.of(schedule, blocks[place], registers)
     if tile is None:
         return False
     for before in blocks[:place]:
@@ -128,22 +126,12 @@ def _possible_rows(schedule: Schedule, product: SBlockRV, spatial: list[Axis], v
 
 def _is_large(schedule: Schedule, axes: list[Axis]) -> bool:
     """Whether a product is worth more than one thread; one of unknown size may be."""
-    known = all(isinstance(schedule.get(axis.loop).extent, IntImm) for axis in axes)
-    return not known or math.prod(axis.extent for axis in axes) > FEW
+    return not is_static(schedule, [axis.loop for axis in axes]) or math.prod(axis.extent for axis in axes) > FEW
 
 
 def _busy(rows: int, vectors: int) -> float:
     """The share of its cycles in which a tile multiplies: as many loads, and BUSY results, fit into one step of k."""
     return rows * vectors / max(rows * vectors, rows + vectors, BUSY)
-
-
-def _is_product(schedule: Schedule, block: SBlockRV) -> bool:
-    statement = schedule.get(block)
-    return axis_kinds(schedule, block) == {IterVar.DataPar, IterVar.CommReduce} and len(statement.reads) >= 2
-
-
-def _is_elementwise(schedule: Schedule, block: SBlockRV) -> bool:
-    return axis_kinds(schedule, block) == {IterVar.DataPar}
 
 
 def _block(schedule: Schedule, tile: Tile, last: SBlockRV | None, informed: bool) -> None:

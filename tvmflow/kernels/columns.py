@@ -14,18 +14,17 @@ from typing import TypeAlias
 
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
-from tvm.tirx import IterVar
 
 from tvmflow.kernels.axes import (
     LANES,
     Axis,
     axes_of,
-    axis_kinds,
     blocks_of,
     extent_of,
     is_cheap,
     is_shared,
     is_static,
+    lone_reduction,
     touches_bool,
     vector_axis,
 )
@@ -43,11 +42,10 @@ def apply(schedule: Schedule) -> str:
     Raises ScheduleError where a primitive does not apply.
     """
     blocks = blocks_of(schedule)
-    reductions = [block for block in blocks if axis_kinds(schedule, block) == {IterVar.DataPar, IterVar.CommReduce}]
-    others = [block for block in blocks if block not in reductions]
-    if len(reductions) != 1 or not all(axis_kinds(schedule, block) == {IterVar.DataPar} for block in others):
+    place = lone_reduction(schedule, blocks)
+    if place is None:
         return ""
-    reduction, place = reductions[0], blocks.index(reductions[0])
+    reduction = blocks[place]
     columns = _columns(schedule, reduction) if place else None  # without anything before it, its own rule is as good
     if columns is None or any(touches_bool(schedule, block) for block in blocks):
         return ""

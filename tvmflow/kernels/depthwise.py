@@ -18,18 +18,17 @@ from typing import TypeAlias
 
 import tvm
 from tvm.s_tir import Schedule
-from tvm.tirx import IterVar
 
 from tvmflow.kernels.axes import (
     Axis,
     Registers,
     axes_of,
-    axis_kinds,
     blocks_of,
     divisor,
     is_cheap,
     is_outer_product,
     is_static,
+    lone_reduction,
     reads_last,
     touches_bool,
     vector_axis,
@@ -50,11 +49,10 @@ def apply(schedule: Schedule) -> str:
     Raises ScheduleError where a primitive does not apply.
     """
     blocks = blocks_of(schedule)
-    windows = [block for block in blocks if axis_kinds(schedule, block) == {IterVar.DataPar, IterVar.CommReduce}]
-    others = [block for block in blocks if block not in windows]
-    if len(windows) != 1 or not all(axis_kinds(schedule, block) == {IterVar.DataPar} for block in others):
+    place = lone_reduction(schedule, blocks)
+    if place is None:
         return ""
-    window, place = windows[0], blocks.index(windows[0])
+    window = blocks[place]
     if any(touches_bool(schedule, block) for block in blocks) or not _is_window(schedule, window):
         return ""
     if not all(is_cheap(schedule, block) for block in blocks[:place]):
