@@ -82,6 +82,14 @@ def group(a_by_k: bool, b_by_k: bool) -> dict[str, str]:
     }
 
 
+def bank_offset(by_k: bool) -> int:
+    """What the rows of a tile in shared memory must be longer than a multiple of 32, so that no two lanes of a load
+
+    meet in one of the 32 banks: lanes take 8 rows x 4 of k.
+    """
+    return 8 if by_k else 4
+
+
 @functools.cache
 def _register() -> None:
     c = Tile("c", (M, N), "local")

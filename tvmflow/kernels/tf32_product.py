@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import tvm
 from tvm.s_tir import Schedule
 from tvm.s_tir.dlight.gpu.matmul import IterKind, IterTrait, detect_iter_traits, make_iter_fusion_index_map
-from tvm.s_tir.schedule import LoopRV, SBlockRV
+from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 from tvm.tirx import IntImm, IterVar
 
 from tvmflow.kernels import tf32
@@ -84,6 +84,16 @@ def _innermost(region: Any, kinds: dict[Any, IterKind]) -> IterKind:
     return next((kind for kind in found if kind in (I, J)), K)
 
 
+def schedule_of(mod: tvm.IRModule) -> tuple[Schedule, str]:
+    """The schedule of a module's `main` on tensor cores, and the name of its rule, which is "" where it is no product.
+    """
+    schedule = Schedule(mod, debug_mask="none")
+    try:
+        return schedule, apply(schedule)
+    except ScheduleError:  # a primitive does not apply to this kernel
+        return Schedule(mod, debug_mask="none"), ""
+
+
 def apply(schedule: Schedule) -> str:
     """Schedules the product that a function is; returns the rule's name, "" where it is none.
 
@@ -144,7 +154,7 @@ def _schedule(schedule: Schedule, product: Product, tile: tuple[int, int], warps
         schedule.compute_at(shared, k0, preserve_unit_loops=True)
         _inline_producers(schedule, shared)
         _share(schedule, schedule.fuse(*schedule.get_loops(shared)[-2:]), math.prod(warps))
-        schedule.storage_align(shared, 0, axis=-2, factor=32, offset=8 if by_k else 4)
+        schedule.storage_align(shared, 0, axis=-2, factor=32, offset=tf32.bank_offset(by_k))
         fragment = schedule.cache_read(outer, index, "local")
         schedule.compute_at(fragment, k1, preserve_unit_loops=True)
         inside = _tile(schedule, fragment, (tf32.K, tf32.M) if by_k else (tf32.M, tf32.K))

@@ -78,10 +78,11 @@ def begin(search: Search, record: Record | None, measurer: Measurer, machine: tu
     rules do not fit is exhausted at once.
     """
     task, (target, model) = search.task, machine
-    search.default = space.default(task.mod, target)
+    tf32 = task.parts.numerics["tf32"]
+    search.default = space.default(task.mod, target, tf32)
     search.trials = record.provenance.trials if record else 0
     # A session that goes on must not draw what the one before it drew.
-    search.context = space.context(task.mod, target, task.name, search.seed + search.trials)
+    search.context = space.context(task.mod, target, task.name, search.seed + search.trials, tf32)
     replayed = replay(task.mod, record.trace) if record is not None else None
     starts = [schedule for schedule in (replayed, search.default) if schedule is not None]
     results = measurer.measure([job_of(s.mod) for s in starts], None)
