@@ -1,4 +1,4 @@
-"""Prints tables on a terminal or as JSON, and progress. What pandas tables hold is shown as it is, never read as markup."""
+"""Prints tables on a terminal or as JSON, and progress. What tables hold is shown as it is, never read as markup."""
 
 from __future__ import annotations
 
