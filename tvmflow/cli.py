@@ -61,7 +61,8 @@ def cli() -> None:
 
     Exit codes: 0 done, 2 usage, 3 config, 4 model unreadable, 5 model unsupported, 6 target, 7 budget exceeded,
     8 compiler failed, 9 artifact damaged or not for this machine, 10 wrong values, 11 reference failed,
-    12 inputs do not fit, 13 output not writable, 14 installation, 15 tuning database, 70 a bug, 130 interrupted.
+    12 inputs do not fit, 13 output not writable, 14 installation, 15 tuning database, 16 an audit's findings,
+    17 numerics broken, 70 a bug, 130 interrupted.
     """
 
 
