@@ -46,10 +46,10 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
     linker = library.linker(target)
     _check_names(cfg, model.signature)
     replaced: list[Replacement] = []
-    with chosen.entered(), _cuda_step(cfg, target) as cuda:
+    with chosen.entered(), cuda_step(cfg, target) as cuda:
         with log.stage("graph"):
             prepared, choice = prepare(cfg, model, target.kind, log.after, replaced.append)
-            tuned = _tuned(cfg, prepared, target)
+            tuned = with_records(cfg, prepared, target)
             scheduled = passes.run(tuned.mod, passes.schedule_steps(target.kind), log.after)
             packed = passes.run(scheduled, passes.pack_steps(target.kind, cfg.graph.prepack), log.after)
             stripped, weights = constants.externalise(packed)
@@ -70,7 +70,7 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
         narrowest_float=narrowest_float(model.mod),
         config=config.to_json(_resolved(cfg, target)),
         source=artifact.file_entry(cfg.model.path) if cfg.model.path else None,
-        target=_target_info(target),
+        target=target_info(target),
         versions=library.versions(),
         files={name: artifact.file_entry(folder / name) for name in (LIBRARY, CONSTANTS)},
         constants=entries,
@@ -188,7 +188,7 @@ def _resolved(cfg: Config, target: Target) -> Config:
     return cfg.model_copy(update={"target": section})
 
 
-def _tuned(cfg: Config, prepared: tvm.IRModule, target: Target) -> Applied:
+def with_records(cfg: Config, prepared: tvm.IRModule, target: Target) -> Applied:
     """The prepared module under the schedules of the config's tuning database, if it names one."""
     from tvmflow.build import tuned
     from tvmflow.database import Store
@@ -226,7 +226,7 @@ def _warnings(cfg: Config) -> tuple[str, ...]:
     return ("numerics.tf32 = true, but no kernel of this version uses TF32",) if cfg.numerics.tf32 else ()
 
 
-def _target_info(target: Target) -> TargetInfo:
+def target_info(target: Target) -> TargetInfo:
     return TargetInfo(
         kind=target.kind, machine=target.machine, mcpu=target.mcpu, mtriple=target.mtriple, features=target.features,
         threads=target.threads, arch=target.arch,
@@ -234,7 +234,7 @@ def _target_info(target: Target) -> TargetInfo:
 
 
 @contextlib.contextmanager
-def _cuda_step(cfg: Config, target: Target) -> Iterator[dict[str, Any] | None]:
+def cuda_step(cfg: Config, target: Target) -> Iterator[dict[str, Any] | None]:
     """Our CUDA compile step around a build, and what the manifest says of it; nothing for a CPU."""
     if target.arch is None:
         yield None

@@ -8,15 +8,14 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 
-from tvmflow import __version__, cli_options, cli_tune
+from tvmflow import __version__, cli_options, cli_proof, cli_tune
 from tvmflow.cli_db import db
+from tvmflow.cli_tables import progress, show_either
 from tvmflow.errors import EXIT_BUG, EXIT_INTERRUPTED, OutputError, TvmflowError, UsageError
 
 
@@ -62,7 +61,8 @@ def cli() -> None:
 
     Exit codes: 0 done, 2 usage, 3 config, 4 model unreadable, 5 model unsupported, 6 target, 7 budget exceeded,
     8 compiler failed, 9 artifact damaged or not for this machine, 10 wrong values, 11 reference failed,
-    12 inputs do not fit, 13 output not writable, 14 installation, 15 tuning database, 70 a bug, 130 interrupted.
+    12 inputs do not fit, 13 output not writable, 14 installation, 15 tuning database, 16 an audit's findings,
+    17 numerics broken, 70 a bug, 130 interrupted.
     """
 
 
@@ -96,9 +96,9 @@ def compile(  # noqa: A001 # the command's name
     if not as_json:
         click.echo(click.style("# resolved config", dim=True) + "\n" + config.to_toml(cfg))
     out = output or Path(f"{config.name(cfg)}.tvmflow" + (".zip" if zipped else ""))
-    with _progress("compiling") as on_event:
+    with progress("compiling") as on_event:
         manifest = flow.compile_model(cfg, out, flow.Options(zipped, dump_ir, model["model"], on_event))
-    _show(report.compiled(manifest), manifest.model_dump(mode="json") | {"path": str(out)}, as_json)
+    show_either(report.compiled(manifest), manifest.model_dump(mode="json") | {"path": str(out)}, as_json)
     if not as_json:
         click.echo(f"wrote {out}")
 
@@ -132,28 +132,6 @@ def run(artifact: Path, inputs: Path | None, seed: int | None, outputs: Path | N
 @cli.command()
 @click.argument("artifact", type=click.Path(path_type=Path))
 @click.option("--model", type=click.Path(path_type=Path), help="The model it was compiled from, if it was moved.")
-@click.option("--verify-inputs", type=click.Path(path_type=Path), metavar="NPZ", help="Verify with these inputs.")
-@click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Override a key, e.g. verify.seeds=[7,8].")
-@cli_options.as_json
-@cli_options.debug
-def verify(artifact: Path, model: Path | None, verify_inputs: Path | None, sets: tuple[str, ...], as_json: bool,
-           debug: bool) -> None:  # fmt: skip
-    """Hold ARTIFACT's outputs against the reference again."""
-    from tvmflow import config, flow, proof, report
-
-    overrides = [config.parse_override(text) for text in sets]
-    if verify_inputs is not None:
-        overrides.append({"verify": {"inputs": str(verify_inputs)}})
-    with _progress("verifying") as on_event:
-        verdict = flow.verify_artifact(artifact, model, overrides, on_event)
-    _show(report.verdict(verdict), verdict.model_dump(mode="json"), as_json)
-    if not verdict.ok:
-        raise proof.wrong_values(verdict)
-
-
-@cli.command()
-@click.argument("artifact", type=click.Path(path_type=Path))
-@click.option("--model", type=click.Path(path_type=Path), help="The model it was compiled from, if it was moved.")
 @click.option("--seconds", type=click.FloatRange(min=0.1), default=5.0, show_default=True, help="Time to spend.")
 @cli_options.threads
 @cli_options.as_json
@@ -166,7 +144,7 @@ def bench(artifact: Path, model: Path | None, seconds: float, threads: int | Non
     measured = flow.bench_artifact(artifact, model, threads, seconds)
     used = threads or artifacts.read_manifest(artifact).target.threads
     plain = [{"name": m.name, "median_s": m.median_s, "seconds": m.seconds, "warnings": m.warnings} for m in measured]
-    _show(report.samples(measured, used), {"threads": used, "samples": plain}, as_json)
+    show_either(report.samples(measured, used), {"threads": used, "samples": plain}, as_json)
 
 
 @cli.command()
@@ -179,11 +157,11 @@ def inspect(path: Path, as_json: bool, debug: bool) -> None:
 
     if path.is_dir() or path.suffix == ".zip":
         manifest = artifact.read_manifest(path)
-        _show(report.inspected(manifest), manifest.model_dump(mode="json"), as_json)
+        show_either(report.inspected(manifest), manifest.model_dump(mode="json"), as_json)
         return
     cfg = cli_options.config_of(str(path))
     signature, notes = flow.inspect_model(cfg)
-    _show(report.signature(signature), signature.model_dump(mode="json") | {"notes": notes}, as_json)
+    show_either(report.signature(signature), signature.model_dump(mode="json") | {"notes": notes}, as_json)
     if not as_json:
         for note in notes:
             click.echo(f"note {note}")
@@ -198,10 +176,11 @@ def passes(as_json: bool, debug: bool, **model: Any) -> None:
     from tvmflow import flow, report
 
     phases = flow.passes(cli_options.config_of(**model))
-    _show(report.pipeline(phases), phases, as_json)
+    show_either(report.pipeline(phases), phases, as_json)
 
 
 cli.add_command(db)
+cli.add_command(cli_proof.verify)
 cli.add_command(cli_tune.tasks)
 cli.add_command(cli_tune.tune)
 
@@ -245,27 +224,6 @@ def doctor(as_json: bool) -> None:
                 click.echo(f"       fix: {finding.fix}")
     if any(finding.state == "fault" for finding in findings):
         sys.exit(14)
-
-
-def _show(table: Any, plain: Any, as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps(plain))
-        return
-    from tvmflow import cli_tables
-
-    cli_tables.show(table)
-
-
-@contextmanager
-def _progress(what: str) -> Iterator[Callable[[str], None]]:
-    """A line on standard error that names the step in progress and the time so far; nothing without a terminal."""
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what)
-        yield lambda event: bar.update(task, description=event)
 
 
 def _show_error(exc: TvmflowError, debug: bool) -> None:

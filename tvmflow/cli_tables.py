@@ -1,8 +1,10 @@
-"""Prints pandas tables on a terminal or as JSON. What they hold is shown as it is, never read as markup."""
+"""Prints tables on a terminal or as JSON, and progress. What tables hold is shown as it is, never read as markup."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import click
@@ -54,3 +56,23 @@ def show(table: object) -> None:
     if not console.is_terminal:
         console = Console(highlight=False, width=160)
     console.print(table)
+
+
+def show_either(table: object, plain: object, as_json: bool) -> None:
+    """One of the two: what rich can render, or plain values as JSON."""
+    if as_json:
+        click.echo(json.dumps(plain))
+    else:
+        show(table)
+
+
+@contextmanager
+def progress(what: str) -> Iterator[Callable[[str], None]]:
+    """A line on standard error that names the step in progress and the time so far; nothing without a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what)
+        yield lambda event: bar.update(task, description=event)

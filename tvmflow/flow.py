@@ -16,9 +16,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tvmflow import artifact, bench, config, frontend, in_model, npz, process, proof, verify
+from tvmflow import artifact, attribution, bench, config, frontend, in_model, npz, process, proof, verify
 from tvmflow.config import Config
 from tvmflow.errors import ArtifactError, ModelError, OutputError
+from tvmflow.findings import Attribution
 from tvmflow.manifest import Manifest, Signature, Stage, Verdict
 
 Feeds: TypeAlias = Mapping[str, np.ndarray]
@@ -76,6 +77,15 @@ def verify_artifact(path: Path, model: Path | None, overrides: config.Overrides,
     with artifact.opened(path) as (folder, manifest):
         cfg = _config_of(manifest, model, overrides)
         return proof.verdict(cfg, folder, manifest, on_event)[0]
+
+
+def attribute_artifact(
+    path: Path, model: Path | None, overrides: config.Overrides, on_event: proof.OnEvent
+) -> Attribution:
+    """Splits the difference between an artifact's outputs and its model's by who made it."""
+    with artifact.opened(path) as (folder, manifest):
+        cfg = _config_of(manifest, model, overrides)
+        return attribution.attribute(cfg, folder, manifest, on_event)
 
 
 def run_artifact(path: Path, inputs: Path | int, outputs: Path | None, threads: int | None) -> dict[str, np.ndarray]:

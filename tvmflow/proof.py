@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,15 @@ from tvmflow.manifest import Manifest, RunVerdict, Verdict
 
 OnEvent = Callable[[str], None]
 RUN_ENV = {"TVM_USE_RUNTIME_LIB": "1"}  # a process that only runs a library needs no compiler
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Inputs that the reference accepts, its name, and per input its outputs in the signature's order."""
+
+    feeds: Sequence[verify.Feeds]
+    name: str
+    want: Sequence[list[np.ndarray]]
 
 
 @contextmanager
@@ -47,13 +57,17 @@ def verdict(
     Returns the verdict, and the first of the inputs: some that the model accepts.
     """
     on_event("running the reference")
-    feeds, name, want = reference(cfg, manifest)
+    truth = reference(cfg, manifest)
     on_event("running the library")
-    got = run(folder, manifest, [f.inputs for f in feeds], None, VerifyError)
-    runs = tuple(_compared(cfg, manifest, f, g, w) for f, g, w in zip(feeds, got, want, strict=True))
+    got = run(folder, manifest, [f.inputs for f in truth.feeds], None, VerifyError)
+    return judged(cfg, manifest, truth, got), truth.feeds[0].inputs
+
+
+def judged(cfg: Config, manifest: Manifest, truth: Truth, got: Sequence[list[np.ndarray]]) -> Verdict:
+    """The verdict on a library's outputs, one list for each of the truth's inputs."""
+    runs = tuple(_compared(cfg, manifest, f, g, w) for f, g, w in zip(truth.feeds, got, truth.want, strict=True))
     ok = all(output.ok for run in runs for output in run.outputs)
-    notes = _weaknesses(feeds)
-    return Verdict(ok=ok, reference=name, notes=notes, runs=runs), feeds[0].inputs
+    return Verdict(ok=ok, reference=truth.name, notes=_weaknesses(truth.feeds), runs=runs)
 
 
 def wrong_values(verdict: Verdict) -> VerifyError:
@@ -68,8 +82,8 @@ def wrong_values(verdict: Verdict) -> VerifyError:
     )
 
 
-def reference(cfg: Config, manifest: Manifest) -> tuple[list[verify.Feeds], str, list[list[np.ndarray]]]:
-    """Inputs that the reference accepts, its name, and its outputs per input.
+def reference(cfg: Config, manifest: Manifest) -> Truth:
+    """What the reference gives on inputs that it accepts.
 
     All candidates go to one process. Where one of them brings that down, each gets a process of its own.
     """
@@ -82,7 +96,7 @@ def reference(cfg: Config, manifest: Manifest) -> tuple[list[verify.Feeds], str,
                 "tvmflow.frontend:first_accepted", cfg, batch, what="the reference", error=ReferenceRunError,
                 torch=frontend.is_torch(cfg),
             )  # fmt: skip
-            return rows[start + index], name, outputs
+            return Truth(rows[start + index], name, outputs)
         except ReferenceRunError as exc:
             errors.append(exc)
         if not errors[0].crashed:
@@ -96,7 +110,7 @@ def reference(cfg: Config, manifest: Manifest) -> tuple[list[verify.Feeds], str,
 
 def accepted(cfg: Config, manifest: Manifest) -> Mapping[str, np.ndarray]:
     """Inputs that the reference accepts."""
-    return reference(cfg, manifest)[0][0].inputs
+    return reference(cfg, manifest).feeds[0].inputs
 
 
 def _compared(cfg: Config, manifest: Manifest, feeds: verify.Feeds, got: list[np.ndarray], want: list[np.ndarray]

@@ -9,6 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from tvmflow import bench
+from tvmflow.findings import Attribution
 from tvmflow.manifest import Manifest, Signature, TensorSpec, Verdict
 
 
@@ -48,6 +49,20 @@ def verdict(noun: Verdict | None) -> RenderableType:
                 f"{out.atol:.1e} + {out.rtol:g}|x|", _share(out.top1_agreement), _share(out.top5_agreement),
             )  # fmt: skip
     return Group(table, *(f"[yellow]note[/] {note}" for note in noun.notes))
+
+
+def attribution(noun: Attribution) -> RenderableType:
+    """The verdict, then one row per output and stage."""
+    table = _table("output", "stage", "", "max error", "max relative", "mismatched", "change by this stage")
+    table.title = "whose the difference is, the worst of all runs"
+    for output in dict.fromkeys(row.output for row in noun.rows):
+        for row in (row for row in noun.rows if row.output == output):
+            table.add_row(
+                row.output, row.stage, "[green]ok[/]" if row.ok else "[red]WRONG[/]", _figure(row.max_error),
+                _figure(row.max_relative_error), f"{row.mismatched} of {row.total}", _figure(row.change),
+            )  # fmt: skip
+    stages = (f"{name}: {why}" for name, why in noun.stages.items())
+    return Group(verdict(noun.verdict), table, *stages)
 
 
 def samples(measured: Sequence[bench.Samples], threads: int) -> RenderableType:

@@ -78,6 +78,15 @@ def supported_archs() -> tuple[str, ...]:
     return tuple(f"sm_{n}{v}" for n in numbers for v in ("", "a", "f")[: 1 + (n >= 90) + (n >= 100)])
 
 
+def tool(name: str) -> Path:
+    """One of NVIDIA's programs, e.g. "nvdisasm": of a Python package, a toolkit, or on PATH; SetupError without it."""
+    folders = [str(root / "bin") for root in _roots()]
+    found = shutil.which(name, path=os.pathsep.join(folders)) or shutil.which(name)
+    if found is None:
+        raise SetupError(f"reading a GPU's machine code needs {name}, which is not installed", INSTALL_HINT)
+    return Path(found)
+
+
 def detect_arch() -> str | None:
     """The architecture of this machine's first GPU, e.g. "sm_90"; None where there is no working one."""
     # In a process of its own, because one that has used the driver cannot fork workers that use it.
