@@ -50,7 +50,7 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
         with log.stage("graph"):
             prepared, choice = prepare(cfg, model, target.kind, log.after, replaced.append)
             tuned = with_records(cfg, prepared, target)
-            scheduled = passes.run(tuned.mod, passes.schedule_steps(target.kind), log.after)
+            scheduled = passes.run(tuned.mod, passes.schedule_steps(target.kind, cfg.numerics.tf32), log.after)
             packed = passes.run(scheduled, passes.pack_steps(target.kind, cfg.graph.prepack), log.after)
             stripped, weights = constants.externalise(packed)
             lowered = passes.run(stripped, passes.lower_steps(), log.after)
@@ -63,11 +63,12 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
                 cuda["cubins"] = [dataclasses.asdict(item) for item in found]
             entries = library.write_constants(weights, folder)
     contents = library.contents(packed, lowered)
+    tf32_notes = _tf32_notes(contents.kernels, library.operations(prepared)) if cfg.numerics.tf32 else ()
     return Manifest(
         format_version=artifact.FORMAT_VERSION,
         name=config.name(cfg),
         signature=model.signature,
-        narrowest_float=narrowest_float(model.mod),
+        narrowest_float=_precision(narrowest_float(model.mod), contents.kernels),
         config=config.to_json(_resolved(cfg, target)),
         source=artifact.file_entry(cfg.model.path) if cfg.model.path else None,
         target=target_info(target),
@@ -80,7 +81,7 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
         stages=tuple(log.stages),
         peak_rss_bytes=0,
         cuda=cuda,
-        notes=(*model.notes, *tuned.notes, *checked, *_winograd_notes(contents.kernels), *_warnings(cfg)),
+        notes=(*model.notes, *tuned.notes, *checked, *_winograd_notes(contents.kernels), *tf32_notes),
         verdict=None,
     )
 
@@ -175,7 +176,7 @@ def passes(cfg: Config) -> dict[str, list[tuple[str, str]]]:
         "user kernels": pipeline.user_steps(cfg.kernels, lambda replacement: None),
         f"winograd = {cfg.numerics.winograd}": pipeline.winograd_steps(kind, cfg.numerics.winograd),
         "fuse": pipeline.fuse_steps(kind, prepack),
-        "schedule": pipeline.schedule_steps(kind),
+        "schedule": pipeline.schedule_steps(kind, cfg.numerics.tf32),
         "pack weights": pipeline.pack_steps(kind, prepack),
         "lower": pipeline.lower_steps(),
     }
@@ -222,8 +223,26 @@ def _winograd_notes(kernels: Sequence[Kernel]) -> Iterator[str]:
         yield f"numerics.winograd: {rule}, in {count} place{'s' if count > 1 else ''}"
 
 
-def _warnings(cfg: Config) -> tuple[str, ...]:
-    return ("numerics.tf32 = true, but no kernel of this version uses TF32",) if cfg.numerics.tf32 else ()
+def _tf32_notes(kernels: Sequence[Kernel], operations: Mapping[str, float]) -> tuple[str, ...]:
+    """How much of a run is computed in TF32. `operations` counts those of one run of each kernel."""
+    total, places, tensor_cores = 0.0, 0, 0.0
+    for kernel in kernels:
+        cost = kernel.calls * operations.get(kernel.name, 0.0)
+        total += cost
+        if _is_tf32(kernel):
+            places += kernel.calls
+            tensor_cores += cost
+    return (f"numerics.tf32: {places} products on TF32 tensor cores, {tensor_cores / max(total, 1.0):.1%} of all "
+            "floating-point operations",)  # fmt: skip
+
+
+def _is_tf32(kernel: Kernel) -> bool:
+    return "tf32" in kernel.rule
+
+
+def _precision(narrowest: str, kernels: Sequence[Kernel]) -> str:
+    """`narrowest`, or "tf32" where that is what limits the precision of a library of `kernels`."""
+    return "tf32" if narrowest in ("float32", "float64") and any(map(_is_tf32, kernels)) else narrowest
 
 
 def target_info(target: Target) -> TargetInfo:

@@ -23,7 +23,6 @@ import tvm
 from tvm.s_tir import TensorIntrin
 
 M, N, K, WARP = 16, 16, 8, 32
-SMALLEST_ARCH = 80
 SHARED = "shared.dyn"
 
 LOAD = """
@@ -72,7 +71,7 @@ def group(a_by_k: bool, b_by_k: bool) -> dict[str, str]:
 
     In the terms of MetaSchedule's tensor core rule: A is rows x k, or k x rows; B is columns x k, or k x columns.
     """
-    _register()
+    register()
     return {
         "init": "tf32_clear",
         "load_a": "tf32_load_8x16" if a_by_k else "tf32_load_16x8",
@@ -80,6 +79,11 @@ def group(a_by_k: bool, b_by_k: bool) -> dict[str, str]:
         "compute": f"tf32_multiply{'_ka' if a_by_k else ''}{'_kb' if b_by_k else ''}",
         "store": "tf32_store",
     }
+
+
+def is_used(function: tvm.tirx.PrimFunc) -> bool:
+    """Whether a scheduled function multiplies on tensor cores."""
+    return '"tf32_multiply"' in function.script()
 
 
 def bank_offset(by_k: bool) -> int:
@@ -91,7 +95,8 @@ def bank_offset(by_k: bool) -> int:
 
 
 @functools.cache
-def _register() -> None:
+def register() -> None:
+    """Makes TVM know the intrinsics, which the traces of records may name."""
     c = Tile("c", (M, N), "local")
     target = Tile("t", (M, N), SHARED)
     _add("tf32_clear", "ij", (c,), "c[i, j] = T.float32(0)", ("c.access_ptr('w')",))

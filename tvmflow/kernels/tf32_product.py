@@ -19,10 +19,11 @@ import tvm
 from tvm.s_tir import Schedule
 from tvm.s_tir.dlight.gpu.matmul import IterKind, IterTrait, detect_iter_traits, make_iter_fusion_index_map
 from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
-from tvm.tirx import IntImm, IterVar
+from tvm.tirx import IntImm, PrimFunc
 
 from tvmflow.kernels import tf32
 from tvmflow.kernels.axes import blocks_of, lone_reduction
+from tvmflow.kernels.default import RULE_ATTR
 
 SMALLEST = 16  # rows, columns or depth below which padding would be most of the product
 DEPTH = 32  # of a tile
@@ -82,6 +83,20 @@ def _innermost(region: Any, kinds: dict[Any, IterKind]) -> IterKind:
     wide = [index.min for index, size in zip(region.region, region.source.ty.shape, strict=True) if int(size) > 1]
     found = [kinds[var] for var in tvm.tirx.analysis.undefined_vars(wide[-1]) if var in kinds] if wide else []
     return next((kind for kind in found if kind in (I, J)), K)
+
+
+@tvm.transform.module_pass(opt_level=0, name="ScheduleTf32")
+class ScheduleTf32:
+    """Schedules every product of a module that has no schedule yet; what is none keeps its loops."""
+
+    def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        functions = dict(mod.functions.items())
+        for var, function in mod.functions.items():
+            if isinstance(function, PrimFunc) and "tirx.is_scheduled" not in (function.attrs or {}):
+                schedule, rule = schedule_of(tvm.IRModule({"main": function}))
+                if rule:
+                    functions[var] = schedule.mod["main"].with_attrs({RULE_ATTR: rule, "tirx.is_scheduled": True})
+        return tvm.IRModule(functions, attrs=mod.attrs)
 
 
 def schedule_of(mod: tvm.IRModule) -> tuple[Schedule, str]:
