@@ -63,7 +63,7 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
                 cuda["cubins"] = [dataclasses.asdict(item) for item in found]
             entries = library.write_constants(weights, folder)
     contents = library.contents(packed, lowered)
-    tf32_notes = _tf32_notes(contents.kernels, library.operations(prepared)) if cfg.numerics.tf32 else ()
+    tf32_notes = _tf32_notes(contents.kernels, prepared) if cfg.numerics.tf32 else ()
     return Manifest(
         format_version=artifact.FORMAT_VERSION,
         name=config.name(cfg),
@@ -223,17 +223,19 @@ def _winograd_notes(kernels: Sequence[Kernel]) -> Iterator[str]:
         yield f"numerics.winograd: {rule}, in {count} place{'s' if count > 1 else ''}"
 
 
-def _tf32_notes(kernels: Sequence[Kernel], operations: Mapping[str, float]) -> tuple[str, ...]:
-    """How much of a run is computed in TF32. `operations` counts those of one run of each kernel."""
-    total, places, tensor_cores = 0.0, 0, 0.0
-    for kernel in kernels:
-        cost = kernel.calls * operations.get(kernel.name, 0.0)
-        total += cost
-        if _is_tf32(kernel):
-            places += kernel.calls
-            tensor_cores += cost
-    return (f"numerics.tf32: {places} products on TF32 tensor cores, {tensor_cores / max(total, 1.0):.1%} of all "
-            "floating-point operations",)  # fmt: skip
+def _tf32_notes(kernels: Sequence[Kernel], prepared: tvm.IRModule) -> Iterator[str]:
+    """How much of a run is computed in TF32, and the products that are not although they are large enough."""
+    from tvmflow.build import library
+    from tvmflow.kernels import tf32_product
+
+    operations = library.operations(prepared)
+    cost = {kernel.name: kernel.calls * operations.get(kernel.name, 0.0) for kernel in kernels}
+    chosen = {kernel.name: kernel.calls for kernel in kernels if _is_tf32(kernel)}
+    share = sum(cost[name] for name in chosen) / max(sum(cost.values()), 1.0)
+    yield (f"numerics.tf32: {sum(chosen.values())} products on TF32 tensor cores, {share:.1%} of all "
+           "floating-point operations")  # fmt: skip
+    if left := sorted(tf32_product.names(prepared) - chosen.keys()):
+        yield f"numerics.tf32: products that stay in float32, their schedule does not fit: {', '.join(left)}"
 
 
 def _is_tf32(kernel: Kernel) -> bool:

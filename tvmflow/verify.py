@@ -15,7 +15,8 @@ from tvmflow.manifest import OutputVerdict, Signature, TensorSpec
 # tf32: float32 whose products are rounded to a significand of float16's length.
 # float32: 1e-5 of the range is about 100 roundings; reductions in another order stay well below it.
 DEFAULT_TOLERANCES = {
-    "float16": (1e-2, 2e-3), "tf32": (1e-2, 2e-3), "bfloat16": (4e-2, 1e-2), "float32": (1e-3, 1e-5), "float64": (1e-6, 1e-9),
+    "float16": (1e-2, 2e-3), "tf32": (1e-2, 2e-3), "bfloat16": (4e-2, 1e-2), "float32": (1e-3, 1e-5),
+    "float64": (1e-6, 1e-9),
 }  # fmt: skip
 # Sizes tried for symbolic dimensions, one row after another, until the reference accepts one. Distinct odd sizes find
 # mixed-up axes; models with strides want multiples; some relate their dimensions so that only equal ones work.

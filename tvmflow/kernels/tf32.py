@@ -86,12 +86,12 @@ def is_used(function: tvm.tirx.PrimFunc) -> bool:
     return '"tf32_multiply"' in function.script()
 
 
-def bank_offset(by_k: bool) -> int:
-    """What the rows of a tile in shared memory must be longer than a multiple of 32, so that no two lanes of a load
+def alignment(by_k: bool) -> tuple[int, int]:
+    """(factor, offset) of the length of rows of a tile in shared memory: a multiple of `factor`, and `offset` more.
 
-    meet in one of the 32 banks: lanes take 8 rows x 4 of k.
+    So no two lanes of a load, which are 8 rows x 4 of k, meet in one of the 32 banks.
     """
-    return 8 if by_k else 4
+    return (16, 8) if by_k else (8, 4)
 
 
 @functools.cache
@@ -119,7 +119,8 @@ def _add_multiply(a_by_k: bool, b_by_k: bool) -> None:
     b = Tile("b", (K, N) if b_by_k else (N, K), "local")
     statement = f"c[i, j] = c[i, j] + a[{'k, i' if a_by_k else 'i, k'}] * b[{'k, j' if b_by_k else 'j, k'}]"
     arguments = ("c.access_ptr('rw')", "a.access_ptr('r')", "b.access_ptr('r')")
-    _add(f"tf32_multiply{'_ka' * a_by_k}{'_kb' * b_by_k}", "ijk", (a, b, Tile("c", (M, N), "local")), statement, arguments)
+    tiles = a, b, Tile("c", (M, N), "local")
+    _add(f"tf32_multiply{'_ka' * a_by_k}{'_kb' * b_by_k}", "ijk", tiles, statement, arguments)
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,12 @@ PLACE = "meta_schedule.auto_tensorize"  # where MetaSchedule's rules say which i
 def rules(product: Product) -> list[ms.ScheduleRule]:
     """MetaSchedule's rules for a GPU, with the one that puts `product` on tensor cores before its tiling."""
     first, *others = ms.ScheduleRule.create("cuda")
-    return [first, ms.schedule_rule.MultiLevelTilingTensorCore(
-        [tf32.group(product.a_by_k, product.b_by_k)], "SSSRRSRS", tile_binds=["blockIdx.y", "blockIdx.x", "threadIdx.y"],
+    tensor_cores = ms.schedule_rule.MultiLevelTilingTensorCore(
+        [tf32.group(product.a_by_k, product.b_by_k)], "SSSRRSRS", ["blockIdx.y", "blockIdx.x", "threadIdx.y"],
         max_innermost_factor=4, vector_load_lens=[1, 2, 4], reuse_read=ReuseType("must", [4], tf32.SHARED),
-        reuse_write=ReuseType("must", [2], tf32.SHARED), use_software_pipeline=False), *others]  # fmt: skip
+        reuse_write=ReuseType("must", [2], tf32.SHARED),
+    )  # fmt: skip
+    return [first, tensor_cores, *others]
 
 
 def postprocs() -> list[ms.Postproc]:
@@ -33,7 +35,7 @@ def postprocs() -> list[ms.Postproc]:
 
 
 @derived_object
-class Tensorise(ms.postproc.PyPostproc):
+class Tensorise(ms.postproc.PyPostproc):  # type: ignore[misc]  # TVM's modules have no types
     """Puts fragments into registers, operands' tiles where banks do not conflict, and our intrinsics in their places.
 
     MetaSchedule's own, RewriteTensorize, knows fragments of CUDA's wmma interface alone, which has no code for TF32 in
@@ -50,8 +52,8 @@ class Tensorise(ms.postproc.PyPostproc):
                 if intrinsic.startswith(("tf32_load", "tf32_multiply")):
                     schedule.set_scope(block, 0, "local")
                 if intrinsic.startswith("tf32_load"):
-                    offset = tf32.bank_offset(intrinsic == "tf32_load_8x16")
-                    schedule.storage_align(schedule.get_producers(block)[0], 0, -2, 32, offset)
+                    align = tf32.alignment(by_k=intrinsic == "tf32_load_8x16")
+                    schedule.storage_align(schedule.get_producers(block)[0], 0, -2, *align)
             for block, intrinsic in places:
                 schedule.unannotate(block, PLACE)
                 schedule.tensorize(block, intrinsic)
