@@ -259,9 +259,9 @@ def _write(schedule: Schedule, outer: Block, place: LoopRV, tile: Tile, by_row: 
     def by_fragments(s: Var, i: Var, j: Var) -> tuple[Expr, ...]:
         return (s, i // m, j // n, i // tf32.M % rows, j // tf32.N % columns, i % tf32.M, j % tf32.N)
 
-    written = schedule.cache_write(outer, 0, tf32.SHARED)
+    schedule.cache_write(outer, 0, "global")  # a copy that takes rows and columns apart, apart from what follows
     schedule.transform_layout(outer, ("write", 0), by_fragments)
-    schedule.transform_block_layout(written, by_fragments)
+    written = schedule.cache_write(outer, 0, tf32.SHARED)
     schedule.reverse_compute_at(written, place, preserve_unit_loops=True)
     store = schedule.cache_write(outer, 0, "local")
     warp_i, warp_j, row, column, i, j = schedule.get_loops(written)[-6:]
