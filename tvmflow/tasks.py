@@ -81,7 +81,7 @@ def key_parts(workload: str, target: Target, numerics: NumericsSection) -> KeyPa
         "kind": target.kind, "mcpu": target.mcpu, "machine": target.machine, "features": target.features,
         "threads": target.threads, **({"arch": target.arch} if target.arch else {}),
     }  # fmt: skip
-    modes = numerics.model_dump(exclude={"winograd"})  # it decides which kernels there are, not what they compute
+    modes = numerics.model_dump(include={"fast_math", "tf32"})  # the others decide which kernels there are
     return KeyParts(workload=workload, target=machine, numerics=modes, preparation=PREPARATION)
 
 
