@@ -9,13 +9,12 @@ from fnmatch import fnmatchcase
 
 from tvmflow.audit.bytecode import Bytecode
 from tvmflow.audit.library import Library
-from tvmflow.manifest import Finding, Kernel
+from tvmflow.manifest import Finding, Kernel, Noun
 
 ALLOW_HINT = "keep the operator in the library, or add a pattern with its reason to [audit.allow]"
 
 
-@dataclass(frozen=True)
-class External:
+class External(Noun):
     """Something outside the library's own kernels that it calls or needs.
 
     `reason` is the allow-list's, None where no pattern fits; `places` say from where it is called.
@@ -53,7 +52,8 @@ def externals(sources: Sources, allow: Mapping[str, str]) -> tuple[External, ...
             continue
         reason = next((reason for pattern, reason in allow.items() if fnmatchcase(name, pattern)), None)
         within = [_kernel_place(caller, operators) for caller in sources.callers.get(name, ())]
-        found.append(External(name, kind, reason, tuple(dict.fromkeys([*places.get(name, []), *within]))))
+        everywhere = tuple(dict.fromkeys([*places.get(name, []), *within]))
+        found.append(External(name=name, kind=kind, reason=reason, places=everywhere))
     return tuple({external.name: external for external in reversed(found)}.values())[::-1]
 
 
