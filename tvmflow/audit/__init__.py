@@ -12,7 +12,8 @@ from tvmflow.config import Config
 from tvmflow.errors import AuditError, NumericsError
 from tvmflow.manifest import AuditSummary, Finding, Layout, Manifest, Noun, TargetInfo
 
-OWN = ("vm.builtin.", "TVMFFI", "TVMBackend", "_ITM_", "__")  # the run time itself: no news in a summary
+# The run time itself and C's: no news in a summary.
+OWN = ("vm.builtin.", "TVMFFI", "TVMBackend", "_ITM_", "__", "libc.so", "libm.so", "libgcc_s", "libstdc++", "ld-linux")
 
 
 class Audit(Noun):
@@ -41,7 +42,8 @@ def examine(folder: Path, manifest: Manifest, seconds: Mapping[str, float] | Non
     stated = Config.model_validate_json(json.dumps(manifest.config))
     built = library.read(folder / LIBRARY)
     code = machine.read(built.path, manifest.target.machine)
-    device = sass.read(built.path) if manifest.target.kind == "cuda" else ()
+    on_gpu = manifest.target.kind == "cuda"
+    device = sass.read(built.path) if on_gpu else ()
     called = bytecode.parse(bytecode.as_text(built.bytecode))
     sources = symbols.Sources(built, called, manifest.kernels, frozenset(k.name for k in device), code.callers)
     external = symbols.externals(sources, stated.audit.allow)
@@ -50,7 +52,7 @@ def examine(folder: Path, manifest: Manifest, seconds: Mapping[str, float] | Non
     numbers = numerics.numerics(stated.numerics, manifest.evidence, code, device)
     found = [
         *symbols.findings(external, built), *kernels.findings(uses), *layouts.findings(manifest.layout),
-        *numerics.findings(numbers, stated.numerics, device), *resources.findings(taken, manifest),
+        *numerics.findings(numbers, stated.numerics, device, on_gpu), *resources.findings(taken, manifest),
     ]  # fmt: skip
     return Audit(
         name=manifest.name, target=manifest.target, external=external, kernels=uses, layout=manifest.layout,

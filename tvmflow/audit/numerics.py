@@ -61,7 +61,9 @@ def numerics(
     )
 
 
-def findings(audit: NumericsAudit, stated: NumericsSection, codes: Sequence[KernelCode]) -> Iterator[Finding]:
+def findings(
+    audit: NumericsAudit, stated: NumericsSection, codes: Sequence[KernelCode], on_gpu: bool
+) -> Iterator[Finding]:
     """A fault for each breach of what is stated, and a warning where something could not be read."""
     flags = audit.llvm_flags or {}
     forbidden = {name: n for name, n in flags.items() if not stated.fast_math or name not in FAST_FLAGS}
@@ -79,6 +81,9 @@ def findings(audit: NumericsAudit, stated: NumericsSection, codes: Sequence[Kern
         if code.fp16_sums and not stated.fp16_accumulate:
             yield _fault(code.name, f"adds up products in float16: {', '.join(code.fp16_sums)}",
                          "let the kernel accumulate in float32")  # fmt: skip
+    if on_gpu and not codes:
+        yield _fault("CUDA kernels", "no machine code could be read: the library holds source, PTX or a packed image, "
+                     "which the machine that loads it compiles by its own rules", "compile the model with tvmflow")
     if audit.llvm_flags is None:
         yield Finding(check="numerics", level="warning", place="LLVM's IR",
                       what="this library's build was not watched, so its fast-math flags are not known",

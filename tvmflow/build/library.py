@@ -28,7 +28,7 @@ from tvmflow.target import Target
 EXTERNAL_CALL = re.compile(r'call_(?:c?packed|extern)\((?:"\w+", )?"([\w.]+)"')
 RUNTIME_FUNCTIONS = ("tvm.contrib.sort.", "tvm.contrib.random.", "runtime.", "vm.builtin.")
 Origin = Literal["tuned", "default schedule", "unscheduled", "external", "user"]
-LEGALISED = frozenset({"transpose", "concatenate", "cast", "pad", "where", "tir_sqrt"})  # named otherwise than in Relax
+LEGALISED = frozenset({"transpose", "concatenate", "cast", "pad", "where"})  # named otherwise than in Relax
 CROSS_COMPILERS = {"aarch64": "aarch64-linux-gnu-gcc", "x86_64": "x86_64-linux-gnu-gcc"}
 
 
@@ -101,7 +101,8 @@ def contents(scheduled: tvm.IRModule, lowered: tvm.IRModule) -> Contents:
 
 def operators(kernel: str) -> tuple[str, ...]:
     """The operators that a kernel computes, from its name: TVM joins those that it fuses, each with a number."""
-    words = kernel.removeprefix("fused_").removesuffix("_prepacked").split("_")
+    plain = kernel.removeprefix("fused_").removesuffix("_prepacked")
+    words = [word for word in plain.split("_") if word not in ("relax", "nn", "tir")]
     found: list[str] = []
     while words:
         for count in range(len(words), 0, -1):
