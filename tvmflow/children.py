@@ -66,11 +66,12 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
                 cuda["cubins"] = [dataclasses.asdict(item) for item in found]
             entries = library.write_constants(weights, folder)
     contents = library.contents(packed, lowered)
+    narrowest = narrowest_float(model.mod)
     manifest = Manifest(
         format_version=artifact.FORMAT_VERSION,
         name=config.name(cfg),
         signature=model.signature,
-        narrowest_float=narrowest_float(model.mod),
+        narrowest_float=narrowest,
         config=config.to_json(_resolved(cfg, target)),
         source=artifact.file_entry(cfg.model.path) if cfg.model.path else None,
         target=target_info(target),
@@ -83,7 +84,7 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
         stages=(),
         peak_rss_bytes=0,
         cuda=cuda,
-        notes=(*model.notes, *tuned.notes, *checked, *_winograd_notes(contents.kernels)),
+        notes=(*model.notes, *tuned.notes, *checked, *_winograd_notes(contents.kernels), *_half_notes(cfg, narrowest)),
         verdict=None,
         evidence=seen,
     )
@@ -182,6 +183,7 @@ def passes(cfg: Config) -> dict[str, list[tuple[str, str]]]:
 
     kind, prepack = cfg.target.kind, cfg.graph.prepack
     phases = {
+        f"widen_half = {cfg.numerics.widen_half}": pipeline.widen_steps(kind, cfg.numerics.widen_half),
         "simplify": pipeline.simplify_steps(),
         f"layout = {cfg.graph.layout}": pipeline.layout_steps() if cfg.graph.layout != "keep" else (),
         "user kernels": pipeline.user_steps(cfg.kernels, lambda replacement: None),
@@ -242,6 +244,11 @@ def _audited(folder: Path, manifest: Manifest) -> Manifest:
     if manifest.config["numerics"]["tf32"] and not found.numerics.tf32_kernels:
         notes = (*notes, "numerics.tf32 = true, but no kernel uses TF32")
     return manifest.model_copy(update={"audit": audit.summary(found), "notes": notes})
+
+
+def _half_notes(cfg: Config, narrowest: str) -> Iterator[str]:
+    if cfg.target.kind == "llvm" and cfg.numerics.widen_half and narrowest in ("float16", "bfloat16"):
+        yield f"numerics.widen_half: {narrowest} is computed in float32; inputs and outputs keep their dtypes"
 
 
 def target_info(target: Target) -> TargetInfo:
