@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmflow import artifact, bench, config, frontend, kernel_check
+from tvmflow import artifact, audit, bench, config, frontend, kernel_check
 from tvmflow.artifact import CONSTANTS, LIBRARY
 from tvmflow.config import Config
 from tvmflow.errors import CompileError, ConfigError, OutputError, TvmflowError
@@ -36,7 +37,7 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
     log = StageLog(dump_ir)
     with log.stage("import"):
         model = frontend.load(cfg)
-    from tvmflow.build import cubin, library
+    from tvmflow.build import cubin, evidence, library
     from tvmflow.frontend.model import narrowest_float
     from tvmflow.graph import constants, passes
     from tvmflow.prepare import prepare, setting
@@ -46,7 +47,7 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
     linker = library.linker(target)
     _check_names(cfg, model.signature)
     replaced: list[Replacement] = []
-    with chosen.entered(), cuda_step(cfg, target) as cuda:
+    with chosen.entered(), tempfile.TemporaryDirectory(prefix="tvmflow-") as kept, cuda_step(cfg, target, kept) as cuda:
         with log.stage("graph"):
             prepared, choice = prepare(cfg, model, target.kind, log.after, replaced.append)
             tuned = with_records(cfg, prepared, target)
@@ -57,18 +58,20 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
         with log.stage("user kernels"):
             checked = kernel_check.notes(cfg, replaced, chosen)
         with log.stage("code generation"):
-            library.write_library(lowered, chosen.tvm_target, linker, folder)
+            with evidence.launches() as started:
+                executable = library.write_library(lowered, chosen.tvm_target, linker, folder)
+            seen = evidence.of_build(executable, started, Path(kept))
             if cuda is not None and target.arch is not None:
                 found = cubin.assert_machine_code(folder / LIBRARY, target.arch)
                 cuda["cubins"] = [dataclasses.asdict(item) for item in found]
             entries = library.write_constants(weights, folder)
     contents = library.contents(packed, lowered)
-    tf32_notes = _tf32_notes(contents.kernels, prepared) if cfg.numerics.tf32 else ()
-    return Manifest(
+    narrowest = _precision(narrowest_float(model.mod), contents.kernels)
+    manifest = Manifest(
         format_version=artifact.FORMAT_VERSION,
         name=config.name(cfg),
         signature=model.signature,
-        narrowest_float=_precision(narrowest_float(model.mod), contents.kernels),
+        narrowest_float=narrowest,
         config=config.to_json(_resolved(cfg, target)),
         source=artifact.file_entry(cfg.model.path) if cfg.model.path else None,
         target=target_info(target),
@@ -76,14 +79,19 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
         files={name: artifact.file_entry(folder / name) for name in (LIBRARY, CONSTANTS)},
         constants=entries,
         kernels=contents.kernels,
-        layout=Layout(choice=choice.layout, reason=choice.reason, transforms=choice.transforms),
+        layout=Layout(choice=choice.layout, reason=choice.reason, transforms=choice.transforms, before=choice.before),
         planned_bytes=contents.planned_bytes,
-        stages=tuple(log.stages),
+        stages=(),
         peak_rss_bytes=0,
         cuda=cuda,
-        notes=(*model.notes, *tuned.notes, *checked, *_winograd_notes(contents.kernels), *tf32_notes),
+        notes=(*model.notes, *tuned.notes, *checked, *_winograd_notes(contents.kernels), *_half_notes(cfg, narrowest),
+               *(_tf32_notes(contents.kernels, prepared) if cfg.numerics.tf32 else ())),
         verdict=None,
+        evidence=seen,
     )
+    with log.stage("audit"):
+        manifest = _audited(folder, manifest)
+    return manifest.model_copy(update={"stages": tuple(log.stages)})
 
 
 class StageLog:
@@ -159,6 +167,11 @@ def kernel_times(folder: Path, feeds: Mapping[str, np.ndarray]) -> dict[str, flo
     return session.time_kernels(feeds, runs)
 
 
+def audit_library(folder: Path, manifest: Manifest, seconds: Mapping[str, float] | None) -> audit.Audit:
+    """Audits the artifact in `folder`; `seconds` are those of one run by kernel, if they were measured."""
+    return audit.examine(folder, manifest, seconds)
+
+
 def inspect(cfg: Config) -> tuple[Signature, tuple[str, ...]]:
     """Imports the model and returns its signature and what was rewritten."""
     model = frontend.load(cfg)
@@ -171,6 +184,7 @@ def passes(cfg: Config) -> dict[str, list[tuple[str, str]]]:
 
     kind, prepack = cfg.target.kind, cfg.graph.prepack
     phases = {
+        f"widen_half = {cfg.numerics.widen_half}": pipeline.widen_steps(kind, cfg.numerics.widen_half),
         "simplify": pipeline.simplify_steps(),
         f"layout = {cfg.graph.layout}": pipeline.layout_steps() if cfg.graph.layout != "keep" else (),
         "user kernels": pipeline.user_steps(cfg.kernels, lambda replacement: None),
@@ -247,6 +261,18 @@ def _precision(narrowest: str, kernels: Sequence[Kernel]) -> str:
     return "tf32" if narrowest in ("float32", "float64") and any(map(_is_tf32, kernels)) else narrowest
 
 
+def _audited(folder: Path, manifest: Manifest) -> Manifest:
+    """The manifest with what an audit found; raises NumericsError where the code breaks the config's numerics."""
+    found = audit.examine(folder, manifest)
+    audit.check_numerics(found)
+    return manifest.model_copy(update={"audit": audit.summary(found)})
+
+
+def _half_notes(cfg: Config, narrowest: str) -> Iterator[str]:
+    if cfg.target.kind == "llvm" and cfg.numerics.widen_half and narrowest in ("float16", "bfloat16"):
+        yield f"numerics.widen_half: {narrowest} is computed in float32; inputs and outputs keep their dtypes"
+
+
 def target_info(target: Target) -> TargetInfo:
     return TargetInfo(
         kind=target.kind, machine=target.machine, mcpu=target.mcpu, mtriple=target.mtriple, features=target.features,
@@ -255,14 +281,17 @@ def target_info(target: Target) -> TargetInfo:
 
 
 @contextlib.contextmanager
-def cuda_step(cfg: Config, target: Target) -> Iterator[dict[str, Any] | None]:
-    """Our CUDA compile step around a build, and what the manifest says of it; nothing for a CPU."""
+def cuda_step(cfg: Config, target: Target, keep: str | None = None) -> Iterator[dict[str, Any] | None]:
+    """Our CUDA compile step around a build, and what the manifest says of it; nothing for a CPU.
+
+    Sources and PTX are left in the folder `keep`.
+    """
     if target.arch is None:
         yield None
         return
     from tvmflow.build import cuda, numerics
 
     found = cuda.compiler()
-    with cuda.compile_step(target.arch, cfg.numerics):
+    with cuda.compile_step(target.arch, cfg.numerics, Path(keep) if keep else None):
         options = list(numerics.cuda_options(cfg.numerics))
         yield {"compiler": found.kind, "version": found.version, "numerics_options": options}

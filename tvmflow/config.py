@@ -130,6 +130,8 @@ class NumericsSection(Section):
     """Allow TF32 tensor cores for float32 matrix products (CUDA, sm_80 and later)."""
     winograd: Literal["auto", "off"] = "auto"
     """Compute float32 3 x 3 convolutions of stride 1 on a CPU by Winograd's method where that is faster, or never."""
+    widen_half: bool = True
+    """On a CPU, compute float16 and bfloat16 in float32: faster, rounded less. Inputs and outputs keep their dtypes."""
     fp16_accumulate: bool = False
     """Reserved: whether float16 products may be added up in float16. Only false is accepted."""
     denormals: str = "keep"

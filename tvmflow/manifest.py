@@ -67,6 +67,8 @@ class LayoutTransform(Noun):
     size_bytes: int
     needless: str = ""
     """Why the graph could do without it; empty where it could not."""
+    avoidable: str = ""
+    """The same where an operator beside it would have to change its axes for that."""
 
 
 class Layout(Noun):

@@ -64,7 +64,8 @@ def prepare(
     """
     from tvmflow.graph import layouts, passes
 
-    choice = layouts.choose(model.mod, cfg.graph.layout, cfg.numerics.winograd == "auto", after)
+    widened = passes.run(model.mod, passes.widen_steps(kind, cfg.numerics.widen_half), after)
+    choice = layouts.choose(widened, cfg.graph.layout, cfg.numerics.winograd == "auto", after)
     layouts.check_budget(choice.transforms, cfg.graph.max_layout_transforms)
     steps = (
         *passes.user_steps(cfg.kernels, on_replaced), *passes.winograd_steps(kind, cfg.numerics.winograd),

@@ -30,6 +30,8 @@ from tvmflow.target import Target
 
 PREPARATION = 1  # raised whenever the graph stage or `canonical` changes what reaches tuning
 NAME_ATTRS = ("global_symbol", "op_pattern", "tvmflow.rule", "tvmflow.user_kernel")
+# What TVM raises for a trace that does not fit a kernel.
+REPLAY_ERRORS = (ScheduleError, RuntimeError, ValueError, TypeError, IndexError, KeyError)
 STRING = re.compile(r'(T\.sblock\()"([^"]*)"')
 
 
@@ -113,7 +115,7 @@ def replay(mod: tvm.IRModule, trace: JsonValue) -> Schedule | None:
         tf32.register()
     try:
         Trace.apply_json_to_schedule(trace, schedule)
-    except (ScheduleError, RuntimeError, ValueError, TypeError, IndexError, KeyError):
+    except REPLAY_ERRORS:
         return None
     return schedule if repacking.is_whole(schedule.mod["main"]) else None
 

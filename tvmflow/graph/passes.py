@@ -22,6 +22,7 @@ from tvmflow.graph.constants import FoldExactly
 from tvmflow.graph.packing import FoldRepacking, SplitRepacking
 from tvmflow.graph.replacement import OnReplaced, ReplaceOperators
 from tvmflow.graph.transposed import SplitTransposedConvolutions
+from tvmflow.graph.widening import ComputeInFloat32
 from tvmflow.graph.winograd import ScheduleWinograd, Winograd
 from tvmflow.kernels.default import DefaultSchedule
 from tvmflow.kernels.tf32_product import ScheduleTf32
@@ -59,6 +60,13 @@ def simplify_steps() -> tuple[Step, ...]:
         Step("SplitTransposedConvolutions", "no products with the zeros that a stride puts between inputs",
              SplitTransposedConvolutions()),
     )  # fmt: skip
+
+
+def widen_steps(kind: str, widen_half: bool) -> tuple[Step, ...]:
+    """Half precision to float32, for a CPU."""
+    if kind != "llvm" or not widen_half:
+        return ()
+    return (Step("ComputeInFloat32", "CPUs convert half precision, they do not compute in it", ComputeInFloat32()),)
 
 
 def layout_steps() -> tuple[Step, ...]:
