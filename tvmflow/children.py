@@ -51,7 +51,7 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
         with log.stage("graph"):
             prepared, choice = prepare(cfg, model, target.kind, log.after, replaced.append)
             tuned = with_records(cfg, prepared, target)
-            scheduled = passes.run(tuned.mod, passes.schedule_steps(target.kind), log.after)
+            scheduled = passes.run(tuned.mod, passes.schedule_steps(target.kind, cfg.numerics.tf32), log.after)
             packed = passes.run(scheduled, passes.pack_steps(target.kind, cfg.graph.prepack), log.after)
             stripped, weights = constants.externalise(packed)
             lowered = passes.run(stripped, passes.lower_steps(), log.after)
@@ -66,7 +66,7 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
                 cuda["cubins"] = [dataclasses.asdict(item) for item in found]
             entries = library.write_constants(weights, folder)
     contents = library.contents(packed, lowered)
-    narrowest = narrowest_float(model.mod)
+    narrowest = _precision(narrowest_float(model.mod), contents.kernels)
     manifest = Manifest(
         format_version=artifact.FORMAT_VERSION,
         name=config.name(cfg),
@@ -84,7 +84,8 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
         stages=(),
         peak_rss_bytes=0,
         cuda=cuda,
-        notes=(*model.notes, *tuned.notes, *checked, *_winograd_notes(contents.kernels), *_half_notes(cfg, narrowest)),
+        notes=(*model.notes, *tuned.notes, *checked, *_winograd_notes(contents.kernels), *_half_notes(cfg, narrowest),
+               *(_tf32_notes(contents.kernels, prepared) if cfg.numerics.tf32 else ())),
         verdict=None,
         evidence=seen,
     )
@@ -189,7 +190,7 @@ def passes(cfg: Config) -> dict[str, list[tuple[str, str]]]:
         "user kernels": pipeline.user_steps(cfg.kernels, lambda replacement: None),
         f"winograd = {cfg.numerics.winograd}": pipeline.winograd_steps(kind, cfg.numerics.winograd),
         "fuse": pipeline.fuse_steps(kind, prepack),
-        "schedule": pipeline.schedule_steps(kind),
+        "schedule": pipeline.schedule_steps(kind, cfg.numerics.tf32),
         "pack weights": pipeline.pack_steps(kind, prepack),
         "lower": pipeline.lower_steps(),
     }
@@ -236,14 +237,35 @@ def _winograd_notes(kernels: Sequence[Kernel]) -> Iterator[str]:
         yield f"numerics.winograd: {rule}, in {count} place{'s' if count > 1 else ''}"
 
 
+def _tf32_notes(kernels: Sequence[Kernel], prepared: tvm.IRModule) -> Iterator[str]:
+    """How much of a run is computed in TF32, and the products that are not although they are large enough."""
+    from tvmflow.build import library
+    from tvmflow.kernels import tf32_product
+
+    operations = library.operations(prepared)
+    cost = {kernel.name: kernel.calls * operations.get(kernel.name, 0.0) for kernel in kernels}
+    chosen = {kernel.name: kernel.calls for kernel in kernels if _is_tf32(kernel)}
+    share = sum(cost[name] for name in chosen) / max(sum(cost.values()), 1.0)
+    yield (f"numerics.tf32: {sum(chosen.values())} products on TF32 tensor cores, {share:.1%} of all "
+           "floating-point operations")  # fmt: skip
+    if left := sorted(tf32_product.names(prepared) - chosen.keys()):
+        yield f"numerics.tf32: products that stay in float32, their schedule does not fit: {', '.join(left)}"
+
+
+def _is_tf32(kernel: Kernel) -> bool:
+    return "tf32" in kernel.rule
+
+
+def _precision(narrowest: str, kernels: Sequence[Kernel]) -> str:
+    """`narrowest`, or "tf32" where that is what limits the precision of a library of `kernels`."""
+    return "tf32" if narrowest in ("float32", "float64") and any(map(_is_tf32, kernels)) else narrowest
+
+
 def _audited(folder: Path, manifest: Manifest) -> Manifest:
     """The manifest with what an audit found; raises NumericsError where the code breaks the config's numerics."""
     found = audit.examine(folder, manifest)
     audit.check_numerics(found)
-    notes = manifest.notes
-    if manifest.config["numerics"]["tf32"] and not found.numerics.tf32_kernels:
-        notes = (*notes, "numerics.tf32 = true, but no kernel uses TF32")
-    return manifest.model_copy(update={"audit": audit.summary(found), "notes": notes})
+    return manifest.model_copy(update={"audit": audit.summary(found)})
 
 
 def _half_notes(cfg: Config, narrowest: str) -> Iterator[str]:

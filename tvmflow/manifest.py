@@ -193,7 +193,7 @@ class Manifest(Noun):
     name: str
     signature: Signature
     narrowest_float: str
-    """The narrowest float dtype that the model computes in; default tolerances follow it."""
+    """The narrowest float dtype, or "tf32", that the library computes in; default tolerances follow it."""
     config: dict[str, Any]
     source: FileEntry | None
     target: TargetInfo

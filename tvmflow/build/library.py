@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import tvm
 from tvm import relax
+from tvm.s_tir.analysis import estimate_tir_flops
 from tvm.tirx import IntImm, PrimFunc
 
 from tvmflow.artifact import ALIGNMENT, CONSTANTS, LIBRARY
@@ -159,6 +160,15 @@ def _check_external(names: list[str]) -> None:
 def versions() -> dict[str, str]:
     """What the build's bytes depend on, beside the config."""
     return {name: version(name) for name in ("tvmflow", "apache-tvm", "apache-tvm-ffi", "onnx", "onnxscript", "numpy")}
+
+
+def operations(prepared: tvm.IRModule) -> dict[str, float]:
+    """The floating-point operations of one run of each kernel, as far as TVM can tell from loops of known length."""
+    return {
+        var.name_hint: float(estimate_tir_flops(tvm.IRModule({"main": function})))
+        for var, function in prepared.functions.items()
+        if isinstance(function, PrimFunc) and "packed(" not in function.script()
+    }
 
 
 def calls(prepared: tvm.IRModule) -> Counter[str]:
