@@ -18,6 +18,7 @@ from tvm.relax.backend import DispatchSampling, DispatchSortScan
 from tvm.s_tir import dlight
 
 from tvmflow.config import KernelSection
+from tvmflow.graph.cancel import CancelTransposes
 from tvmflow.graph.constants import FoldExactly
 from tvmflow.graph.packing import FoldRepacking, SplitRepacking
 from tvmflow.graph.replacement import OnReplaced, ReplaceOperators
@@ -73,7 +74,8 @@ def layout_steps() -> tuple[Step, ...]:
     """Convolutions to NHWC, with the transposes this brings cancelled or folded into the weights."""
     return (
         Step("ConvertLayout", "convolutions to NHWC with HWIO weights", transform.ConvertLayout(CONV_LAYOUTS)),
-        Step("CanonicalizeBindings", "pairs of opposite transposes cancel", transform.CanonicalizeBindings()),
+        Step("CancelTransposes", "pairs of opposite transposes cancel", CancelTransposes()),
+        Step("CanonicalizeBindings", "one name per value", transform.CanonicalizeBindings()),
         Step("FoldExactly", "transposed weights become the weights", FoldExactly()),
         Step("FoldConstant", "compute what became constant", transform.FoldConstant()),
         Step("DeadCodeElimination", "drop what the new layout left unused", transform.DeadCodeElimination()),
