@@ -25,6 +25,7 @@ from tvmflow.graph.transposed import SplitTransposedConvolutions
 from tvmflow.graph.widening import ComputeInFloat32
 from tvmflow.graph.winograd import ScheduleWinograd, Winograd
 from tvmflow.kernels.default import DefaultSchedule
+from tvmflow.kernels.prefetch import Prefetch
 
 # Transposed convolutions stay as they are: TVM has no kernel for them in NHWC.
 CONV_LAYOUTS = {"relax.nn.conv2d": ["NHWC", "HWIO"], "relax.nn.conv2d_transpose": ["NCHW", "IOHW"]}
@@ -124,6 +125,7 @@ def pack_steps(kind: str, prepack: bool) -> tuple[Step, ...]:
              SplitRepacking()),
         Step("FoldRepacking", "repacked weights become the weights", FoldRepacking()),
         Step("DeadCodeElimination", "drop the repacking functions", transform.DeadCodeElimination()),
+        Step("Prefetch", "products ask for their next weights early", Prefetch()),
     )  # fmt: skip
 
 
