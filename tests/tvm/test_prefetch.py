@@ -1,4 +1,4 @@
-"""Requests for a product's next weights: they change no value, and stand only where panels of weights follow another."""
+"""Requests for a product's next weights: no value changes; they stand where panels of weights follow."""
 
 from __future__ import annotations
 
