@@ -238,9 +238,14 @@ class Config(Section):
     def _sections_fit(self) -> Config:
         if self.numerics.tf32 and self.target.kind != "cuda":
             raise ValueError('numerics.tf32 = true needs target.kind = "cuda"; CPUs have no TF32')
-        if self.numerics.tf32 and self.target.arch and int(self.target.arch.strip("smaf_")) < 80:
+        if self.numerics.tf32 and self.target.arch and not has_tf32(self.target.arch):
             raise ValueError(f"numerics.tf32 = true needs sm_80 or later, target.arch is {self.target.arch}")
         return self
+
+
+def has_tf32(arch: str) -> bool:
+    """Whether a CUDA architecture, e.g. "sm_90a", has TF32 tensor cores."""
+    return int(arch.strip("smaf_")) >= 80
 
 
 def load(path: Path, overrides: Overrides = ()) -> Config:

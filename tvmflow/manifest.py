@@ -67,6 +67,8 @@ class LayoutTransform(Noun):
     size_bytes: int
     needless: str = ""
     """Why the graph could do without it; empty where it could not."""
+    avoidable: str = ""
+    """The same where an operator beside it would have to change its axes for that."""
 
 
 class Layout(Noun):
@@ -191,7 +193,7 @@ class Manifest(Noun):
     name: str
     signature: Signature
     narrowest_float: str
-    """The narrowest float dtype that the model computes in; default tolerances follow it."""
+    """The narrowest float dtype, or "tf32", that the library computes in; default tolerances follow it."""
     config: dict[str, Any]
     source: FileEntry | None
     target: TargetInfo

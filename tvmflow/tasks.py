@@ -25,7 +25,7 @@ from tvm.tirx import IntImm, PrimFunc
 
 from tvmflow.config import NumericsSection
 from tvmflow.database.keys import KeyParts
-from tvmflow.kernels import repacking
+from tvmflow.kernels import repacking, tf32
 from tvmflow.target import Target
 
 PREPARATION = 1  # raised whenever the graph stage or `canonical` changes what reaches tuning
@@ -111,6 +111,8 @@ def canonical(function: PrimFunc) -> tuple[tvm.IRModule, str]:
 def replay(mod: tvm.IRModule, trace: JsonValue) -> Schedule | None:
     """The schedule that a record's trace makes of its workload; None where it no longer applies."""
     schedule = Schedule(mod, debug_mask="none")
+    if "tf32_" in str(trace):
+        tf32.register()
     try:
         Trace.apply_json_to_schedule(trace, schedule)
     except REPLAY_ERRORS:

@@ -83,7 +83,7 @@ def _owners(mentions: Mapping[str, set[str]]) -> dict[str, str]:
     """The kernel to which each function belongs: the one from whose entry it can be reached."""
     owners: dict[str, str] = {}
     for entry in mentions:
-        if not entry.startswith(OWN_KERNEL):
+        if not entry.startswith(OWN_KERNEL) or "@" in entry:
             continue
         kernel, open_ = entry.removeprefix(OWN_KERNEL), [entry]
         while open_:

@@ -22,6 +22,8 @@ class Limits:
     shared_unit_bytes: int = 128
     reserved_bytes: int = 1024
     """What the system takes of each block's shared memory."""
+    counts_reserved: bool = False
+    """Whether ptxas counts that into a kernel's static shared memory, where the kernel has any."""
 
 
 # NVIDIA, CUDA C++ Programming Guide 13, "Compute Capabilities", table "Technical Specifications".
@@ -31,12 +33,12 @@ LIMITS = {
     "sm_86": Limits(1536, 16, 100 << 10),
     "sm_87": Limits(1536, 16, 164 << 10),
     "sm_89": Limits(1536, 24, 100 << 10),
-    "sm_90": Limits(2048, 32, 228 << 10),
-    "sm_100": Limits(2048, 32, 228 << 10),
-    "sm_103": Limits(2048, 32, 228 << 10),
-    "sm_110": Limits(1536, 24, 228 << 10),
-    "sm_120": Limits(1536, 24, 100 << 10),
-    "sm_121": Limits(1536, 24, 100 << 10),
+    "sm_90": Limits(2048, 32, 228 << 10, counts_reserved=True),
+    "sm_100": Limits(2048, 32, 228 << 10, counts_reserved=True),
+    "sm_103": Limits(2048, 32, 228 << 10, counts_reserved=True),
+    "sm_110": Limits(1536, 24, 228 << 10, counts_reserved=True),
+    "sm_120": Limits(1536, 24, 100 << 10, counts_reserved=True),
+    "sm_121": Limits(1536, 24, 100 << 10, counts_reserved=True),
 }
 
 

@@ -9,6 +9,7 @@ in a maximum: --use_fast_math does that everywhere.
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import tempfile
@@ -25,6 +26,8 @@ _SLOW_PATH = re.compile(r"^\s*\$\S*__internal_\S*:")
 _INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)")
 _FUNCTION = re.compile(r"^\s*Function (\S+):")
 _USAGE = re.compile(r"(REG|STACK|SHARED|LOCAL):(\d+)")
+_INFO = re.compile(r"^\s*\.section\s+\.nv\.info\.([\w$]+)")
+_WORD = re.compile(r"\.word\s+(0x[0-9a-f]+)")
 _APPROXIMATE = re.compile(r"MUFU\.(?:SIN|COS|TANH)\b|(?:FFMA2?|FMNMX3?)\S*\.FTZ\b")
 _REFINING = re.compile(r"(?:FADD2?|FMUL2?)\S*\.FTZ\b")
 _PRODUCT = re.compile(r"[A-Z]*(?:HMMA|IMMA|DMMA|QMMA|OMMA|HGMMA|IGMMA|QGMMA|UTC\w*MMA)\b\S*")
@@ -41,6 +44,8 @@ class KernelCode:
     stack_bytes: int = 0
     static_shared_bytes: int = 0
     local_bytes: int = 0
+    max_threads: int | None = None
+    """Of a block, as the kernel's launch bounds say."""
     products: tuple[str, ...] = field(default=())
     """Its tensor-core instructions, each name once."""
 
@@ -86,11 +91,12 @@ def read(library: Path) -> tuple[KernelCode, ...]:
 def parse(listing: str, usage: str) -> Iterator[KernelCode]:
     """The kernels in the texts of `nvdisasm` and `cuobjdump --dump-resource-usage`."""
     resources = dict(_resources(usage))
+    bounds = dict(_launch_bounds(listing))
     for name, counts in _instructions(listing).items():
         has = resources.get(name, {})
         yield KernelCode(
             name, dict(counts), has.get("REG", 0), has.get("STACK", 0), has.get("SHARED", 0), has.get("LOCAL", 0),
-            tuple(sorted(instruction for instruction in counts if _PRODUCT.fullmatch(instruction))),
+            bounds.get(name), tuple(sorted(instruction for instruction in counts if _PRODUCT.fullmatch(instruction))),
         )  # fmt: skip
 
 
@@ -105,6 +111,22 @@ def _instructions(listing: str) -> dict[str, Counter[str]]:
         elif counts is not None and (match := _INSTRUCTION.search(line)):
             counts[match[1]] += 1
     return kernels
+
+
+def _launch_bounds(listing: str) -> Iterator[tuple[str, int]]:
+    """By kernel, the threads of its largest block: the product of three words behind their name."""
+    name = ""
+    words: list[int] | None = None
+    for line in listing.splitlines():
+        if match := _INFO.match(line):
+            name, words = match[1], None
+        elif "EIATTR_MAX_THREADS" in line:
+            words = []
+        elif words is not None and (match := _WORD.search(line)):
+            words.append(int(match[1], 16))
+            if len(words) == 3:
+                yield name, math.prod(words)
+                words = None
 
 
 def _resources(usage: str) -> Iterator[tuple[str, dict[str, int]]]:

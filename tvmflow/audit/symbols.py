@@ -9,22 +9,23 @@ from fnmatch import fnmatchcase
 
 from tvmflow.audit.bytecode import Bytecode
 from tvmflow.audit.library import Library
-from tvmflow.manifest import Finding, Kernel
+from tvmflow.manifest import Finding, Kernel, Noun
 
 ALLOW_HINT = "keep the operator in the library, or add a pattern with its reason to [audit.allow]"
 
 
-@dataclass(frozen=True)
-class External:
+class External(Noun):
     """Something outside the library's own kernels that it calls or needs.
 
-    `reason` is the allow-list's, None where no pattern fits; `places` say from where it is called.
+    `reason` is the allow-list's, None where no pattern fits; `places` say from where it is called; `operators` are
+    those of the graph that it stands for.
     """
 
     name: str
     kind: str
     reason: str | None
     places: tuple[str, ...]
+    operators: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,9 @@ def externals(sources: Sources, allow: Mapping[str, str]) -> tuple[External, ...
             continue
         reason = next((reason for pattern, reason in allow.items() if fnmatchcase(name, pattern)), None)
         within = [_kernel_place(caller, operators) for caller in sources.callers.get(name, ())]
-        found.append(External(name, kind, reason, tuple(dict.fromkeys([*places.get(name, []), *within]))))
+        everywhere = tuple(dict.fromkeys([*places.get(name, []), *within]))
+        found.append(External(name=name, kind=kind, reason=reason, places=everywhere,
+                              operators=operators.get(name, ())))  # fmt: skip
     return tuple({external.name: external for external in reversed(found)}.values())[::-1]
 
 
@@ -63,8 +66,10 @@ def findings(found: Sequence[External], library: Library) -> Iterator[Finding]:
         if external.reason is None:
             where = "; ".join(external.places[:3]) or "not called from the virtual machine's code"
             more = f" and {len(external.places) - 3} more places" if len(external.places) > 3 else ""
+            computes = f"; computes {' + '.join(external.operators)}" if external.operators else ""
             yield Finding(check="external calls", level="fault", place=external.name,
-                          what=f"{external.kind}; called from: {where}{more}", action=ALLOW_HINT)  # fmt: skip
+                          what=f"{external.kind}{computes}; called from: {where}{more}", action=ALLOW_HINT
+                          )  # fmt: skip
     for kind in library.foreign_modules:
         yield Finding(check="external calls", level="fault", place=f"module {kind}",
                       what=f"the library holds a module of another code generator, `{kind}`", action=ALLOW_HINT

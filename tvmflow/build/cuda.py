@@ -128,10 +128,10 @@ def loader_env(cache_dir: Path) -> dict[str, str]:
 
 
 @contextmanager
-def compile_step(arch: str, numerics: NumericsSection, keep_ptx: Path | None = None) -> Iterator[None]:
+def compile_step(arch: str, numerics: NumericsSection, keep: Path | None = None) -> Iterator[None]:
     """Within it, `tvm.compile` for CUDA makes machine code for `arch` under `numerics`.
 
-    `keep_ptx` is a folder that receives the PTX of every cubin, as <sha256 of the cubin>.ptx.
+    `keep` is a folder that receives each cubin's source and PTX, as <sha256 of the cubin>.cu and .ptx.
     Raises TargetError for an arch that the compiler does not know, SetupError where TVM's CUDA run time is
     not loaded (`loader_env`), and CompileError where the generated code does not compile.
     """
@@ -145,13 +145,16 @@ def compile_step(arch: str, numerics: NumericsSection, keep_ptx: Path | None = N
     failures: list[TvmflowError] = []
 
     def compile_kernels(source: str) -> bytes:
+        source = nan.propagate(source)
         try:
-            compiled = compile_source(nan.propagate(source), arch, numerics)
+            compiled = compile_source(source, arch, numerics)
         except TvmflowError as exc:
             failures.append(exc)  # on its way through TVM the exception would lose its type
             raise
-        if keep_ptx is not None:
-            (keep_ptx / f"{hashlib.sha256(compiled.cubin).hexdigest()}.ptx").write_text(compiled.ptx)
+        if keep is not None:
+            kept = keep / hashlib.sha256(compiled.cubin).hexdigest()
+            kept.with_suffix(".ptx").write_text(compiled.ptx)
+            kept.with_suffix(".cu").write_text(source)
         return compiled.cubin
 
     previous = tvm_ffi.get_global_func(_CALLBACK)

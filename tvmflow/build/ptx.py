@@ -40,12 +40,12 @@ NEEDED = {
 }
 # float16's functions compute in float32, and are exact after rounding; "half" also stands for its division.
 HALF = {"ex2.approx.ftz.f32", "lg2.approx.ftz.f32", "rcp.approx.ftz.f32", "rsqrt.approx.ftz.f32", "sqrt.approx.ftz.f32"}
-_HALF_USE = re.compile(r"\b(?:__)?(?:half|nv_bfloat16|h[a-z]+2?)\b")
+_HALF_USE = re.compile(r"\b(?:(?:__)?(?:half2?|nv_bfloat162?)|h(?:exp2?|exp10|log2?|log10|r?sqrt|rcp|tanh))\b")
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)")
 _KERNEL = re.compile(r"__global__[^(;{]*?(?:__launch_bounds__\([^)]*\)\s*)?\b(\w+)\s*\(", re.DOTALL)
 _INSTRUCTION = re.compile(r"\b[a-z][a-z0-9]*(?:\.[A-Za-z0-9_]+)+")
 _CALLED = re.compile(r"\b([A-Za-z_]\w*)\s*\(")
-_ASSEMBLY = re.compile(r"\basm\b[^;]*;", re.DOTALL)
+_ASSEMBLY = re.compile(r"\basm\b.*?\)\s*;", re.DOTALL)
 _INTRINSIC = re.compile(r"__(?:expf|exp10f|logf|log2f|log10f|sinf|cosf|tanf|sincosf|powf|fdividef|tanhf)")
 _INEXACT = {"approx", "ftz", "full"}
 

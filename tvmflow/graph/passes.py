@@ -26,6 +26,7 @@ from tvmflow.graph.widening import ComputeInFloat32
 from tvmflow.graph.winograd import ScheduleWinograd, Winograd
 from tvmflow.kernels.default import DefaultSchedule
 from tvmflow.kernels.prefetch import Prefetch
+from tvmflow.kernels.tf32_product import ScheduleTf32
 
 # Transposed convolutions stay as they are: TVM has no kernel for them in NHWC.
 CONV_LAYOUTS = {"relax.nn.conv2d": ["NHWC", "HWIO"], "relax.nn.conv2d_transpose": ["NCHW", "IOHW"]}
@@ -146,12 +147,16 @@ def lower_steps() -> tuple[Step, ...]:
     )
 
 
-def schedule_steps(kind: str) -> tuple[Step, ...]:
-    """Default schedules for the kernels that have none."""
+def schedule_steps(kind: str, tf32: bool) -> tuple[Step, ...]:
+    """Default schedules for the kernels that have none; `tf32` allows TF32 tensor cores."""
     if kind != "cuda":
         return (Step("DefaultSchedule", "register tiles and vectors for untuned kernels", DefaultSchedule()),)
+    tensor_cores = Step("ScheduleTf32", "untuned products on TF32 tensor cores", ScheduleTf32())
     apply = dlight.ApplyDefaultSchedule(*gpu_rules())
-    return (Step("ApplyDefaultSchedule", "DLight schedules for untuned kernels", apply),)
+    return (
+        *([tensor_cores] if tf32 else []),
+        Step("ApplyDefaultSchedule", "DLight schedules for untuned kernels", apply),
+    )
 
 
 def gpu_rules() -> tuple[dlight.ScheduleRule, ...]:

@@ -82,10 +82,11 @@ def begin(
     schedules of its nearest relatives. A task that MetaSchedule's rules do not fit is exhausted at once.
     """
     task, (target, model) = search.task, machine
-    search.default = space.default(task.mod, target)
+    tf32 = task.parts.numerics["tf32"]
+    search.default = space.default(task.mod, target, tf32)
     search.trials = record.provenance.trials if record else 0
     # A session that goes on must not draw what the one before it drew.
-    search.context = space.context(task.mod, target, task.name, search.seed + search.trials)
+    search.context = space.context(task.mod, target, task.name, search.seed + search.trials, tf32)
     replayed = replay(task.mod, record.trace) if record is not None else None
     today = [schedule for schedule in (replayed, search.default) if schedule is not None]
     starts = today + (experience.starts(task.mod, search.context) if record is None else [])
