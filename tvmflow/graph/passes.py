@@ -26,6 +26,7 @@ from tvmflow.graph.transposed import SplitTransposedConvolutions
 from tvmflow.graph.widening import ComputeInFloat32
 from tvmflow.graph.winograd import ScheduleWinograd, Winograd
 from tvmflow.kernels.default import DefaultSchedule
+from tvmflow.kernels.prefetch import Prefetch
 from tvmflow.kernels.tf32_product import ScheduleTf32
 
 # Transposed convolutions stay as they are: TVM has no kernel for them in NHWC.
@@ -127,6 +128,7 @@ def pack_steps(kind: str, prepack: bool) -> tuple[Step, ...]:
              SplitRepacking()),
         Step("FoldRepacking", "repacked weights become the weights", FoldRepacking()),
         Step("DeadCodeElimination", "drop the repacking functions", transform.DeadCodeElimination()),
+        Step("Prefetch", "products ask for their next weights early", Prefetch()),
     )  # fmt: skip
 
 
