@@ -188,7 +188,7 @@ def candidates(mod: tvm.IRModule, count: int) -> Iterator[Schedule]:
 def test_candidates_compute_the_product(name: str, described: None) -> None:
     case = CASES[name]()
     mod, _ = tasks.canonical(prim_func(case)["main"])
-    for schedule in candidates(mod, 1):
+    for schedule in candidates(mod, 2):
         assert "wmma." not in "".join(re.findall(r'scope="[\w.]+"', schedule.mod.script()))
         run_serially(schedule.mod, case)
 
@@ -227,6 +227,17 @@ def test_small_open_and_other_functions_are_no_products() -> None:
     for name, (inputs, output) in functions.items():
         mod = tvm.IRModule({"main": te.create_prim_func([*inputs, output], index_dtype_override="int64")})
         assert tf32_product.schedule_of(mod)[1] == "", name
+
+
+def test_what_follows_a_product_may_not_fit() -> None:
+    """Neither into our schedule nor into DLight's, which would raise; the kernel has one of its other schedules."""
+    (x, y), z, _ = matmul(64, 64, 64)
+    mod = tvm.IRModule({"f": te.create_prim_func([x, y, topi.nn.pad(z, [1, 1], [1, 1])])})
+    assert tf32_product.names(mod) == {"f"}
+    with GPU:
+        scheduled = passes.run(mod, passes.schedule_steps("cuda", True), lambda *step: None)
+    assert scheduled["f"].attrs["tirx.is_scheduled"]
+    assert RULE_ATTR not in scheduled["f"].attrs
 
 
 def depthwise() -> tuple[list[te.Tensor], te.Tensor]:
@@ -416,8 +427,8 @@ def test_without_tf32_no_tensor_core_is_used(built: Path) -> None:
 
 
 @cuda_compiler.needed
-def test_model_is_built_for_tensor_cores(tmp_path: Path) -> None:
-    model = "minilm_l6"
+@pytest.mark.parametrize(("model", "share"), [("minilm_l6", 99), ("effnet_lite0", 89)])
+def test_model_is_built_for_tensor_cores(model: str, share: float, tmp_path: Path) -> None:
     if not (ROOT / ".cache" / "models" / "onnx" / f"{model}.onnx").exists():
         pytest.skip(f"the model is not fetched: python scripts/get_models.py .cache/models {model}")
     done = subprocess.run(
@@ -431,7 +442,7 @@ def test_model_is_built_for_tensor_cores(tmp_path: Path) -> None:
     chosen = {kernel["name"] for kernel in manifest["kernels"] if kernel["rule"].startswith("tf32 ")}
     assert {name.removesuffix("_kernel") for name in manifest["audit"]["tf32_kernels"]} == chosen
     (note,) = [note for note in manifest["notes"] if note.startswith("numerics.tf32: ")]
-    assert float(re.findall(r"([\d.]+)% of all", note)[0]) > 99
+    assert float(re.findall(r"([\d.]+)% of all", note)[0]) > share
 
 
 def test_a_record_with_tf32_never_serves_without() -> None:
