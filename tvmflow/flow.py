@@ -16,10 +16,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tvmflow import artifact, attribution, bench, config, frontend, in_model, npz, process, proof, verify
+from tvmflow import artifact, attribution, bench, bisection, config, frontend, in_model, npz, process, proof, verify
 from tvmflow.config import Config
-from tvmflow.errors import ArtifactError, ModelError, OutputError
-from tvmflow.findings import Attribution
+from tvmflow.errors import ArtifactError, CompileError, ModelError, OutputError
+from tvmflow.findings import Attribution, Bisection
 from tvmflow.manifest import Manifest, Signature, Stage, Verdict
 
 Feeds: TypeAlias = Mapping[str, np.ndarray]
@@ -86,6 +86,32 @@ def attribute_artifact(
     with artifact.opened(path) as (folder, manifest):
         cfg = _config_of(manifest, model, overrides)
         return attribution.attribute(cfg, folder, manifest, on_event)
+
+
+def bisect_artifact(
+    path: Path, model: Path | None, overrides: config.Overrides, out: Path, on_event: proof.OnEvent
+) -> Bisection:
+    """Finds what makes an artifact's values wrong; `out` is a folder for a reproducer."""
+    with artifact.opened(path) as (folder, manifest):
+        cfg = _config_of(manifest, model, overrides)
+        return bisection.bisect(bisection.Subject(cfg, folder, manifest), out, on_event)
+
+
+def bisect_config(cfg: Config, out: Path, on_event: proof.OnEvent) -> Bisection:
+    """Finds what makes the values of a config's library wrong, or its tuning records ones that cannot be built."""
+    unchecked = cfg.model_copy(update={"verify": cfg.verify.model_copy(update={"enabled": False})})
+    options, failure = Options(on_event=on_event), ""
+    with tempfile.TemporaryDirectory(prefix="tvmflow-") as name:
+        folder = Path(name)
+        try:
+            manifest = _build(unchecked, folder, options)
+        except CompileError as exc:
+            if cfg.tuning.database is None:
+                raise
+            failure = exc.message
+            untuned = cfg.tuning.model_copy(update={"database": None})
+            manifest = _build(unchecked.model_copy(update={"tuning": untuned}), folder, options)
+        return bisection.bisect(bisection.Subject(cfg, folder, manifest, failure), out, on_event)
 
 
 def run_artifact(path: Path, inputs: Path | int, outputs: Path | None, threads: int | None) -> dict[str, np.ndarray]:

@@ -14,6 +14,7 @@ from tvmflow import frontend, inputs, npz, process, verify
 from tvmflow.config import Config
 from tvmflow.errors import ReferenceRunError, TvmflowError, VerifyError
 from tvmflow.manifest import Manifest, RunVerdict, Verdict
+from tvmflow.partial_build import Part
 
 OnEvent = Callable[[str], None]
 RUN_ENV = {"TVM_USE_RUNTIME_LIB": "1"}  # a process that only runs a library needs no compiler
@@ -38,6 +39,15 @@ def cuda_env(kind: str) -> Iterator[dict[str, str]]:
 
     with tempfile.TemporaryDirectory(prefix="tvmflow-") as stub:
         yield cuda.loader_env(Path(stub))
+
+
+def build_part(part: Part, folder: Path, whole: Manifest) -> Manifest:
+    """Builds a part in a process of its own; `whole` is the manifest of the whole build."""
+    with cuda_env(part.cfg.target.kind) as env:
+        manifest, _ = process.call("tvmflow.partial_build:build", part, folder, whole, what="compiling a part", env=env,
+                                   torch=frontend.needs_torch(part.cfg))  # fmt: skip
+    built: Manifest = manifest
+    return built
 
 
 def run(folder: Path, manifest: Manifest, feeds: Sequence[Mapping[str, np.ndarray]], threads: int | None,

@@ -1,0 +1,155 @@
+"""What `bisect` runs in processes of their own: kernels of two builds side by side, one at a time, or built alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tvmflow import children, npz, partial_build, verify
+from tvmflow.config import VerifySection
+from tvmflow.findings import KernelError
+from tvmflow.partial_build import Part
+from tvmflow.process import emit
+
+ARGUMENTS = "arguments.npz"
+
+
+@dataclass(frozen=True)
+class Running:
+    """Told to the parent before a kernel is run or built, in case that ends the process."""
+
+    kernel: str
+    number: int
+    """Which kernel call of the run it is, from 1."""
+
+
+def compare_kernels(good: Path, bad: Path, feeds: Mapping[str, np.ndarray], narrowest: str, kept: Path
+                    ) -> list[KernelError]:  # fmt: skip
+    """Runs the artifact `good` and, before each of its kernels, that of `bad` of the same name on copies.
+
+    So each kernel is seen as it is, fused, on the arguments that it has in the model. Returns one entry per kernel, its
+    worst call, in the order in which they first ran. The arguments of the first that is wrong are written to `kept`.
+    """
+    from tvmflow import runtime
+
+    session = runtime.load(good)
+    beside = _Beside(bad, narrowest, kept)
+    session.watch_kernels(feeds, beside.around)
+    return list(beside.found.values())
+
+
+def keep_arguments(good: Path, feeds: Mapping[str, np.ndarray], number: int, kept: Path) -> None:
+    """Writes the arguments of the `number`th kernel call of a run of the artifact `good` to `kept`."""
+    from tvmflow import runtime
+
+    session = runtime.load(good)
+    names = frozenset(kernel.name for kernel in session.manifest.kernels)
+    calls = 0
+
+    def around(_function: object, name: str, before: bool, _result: object, *args: Any) -> int:
+        nonlocal calls
+        calls += name in names and before
+        if name in names and before and calls == number:
+            npz.write(kept, _named(_given(args)))
+        return 0
+
+    session.watch_kernels(feeds, around)
+
+
+class _Beside:
+    """What happens around each kernel of the good run."""
+
+    def __init__(self, bad: Path, narrowest: str, kept: Path) -> None:
+        import tvm
+
+        from tvmflow import artifact
+
+        manifest = artifact.read_manifest(bad)
+        self._tvm = tvm
+        self._device = tvm.cuda(0) if manifest.target.kind == "cuda" else tvm.cpu(0)
+        self._module = tvm.runtime.load_module(str(bad / artifact.LIBRARY))
+        self._names = frozenset(kernel.name for kernel in manifest.kernels)
+        self._narrowest, self._kept = narrowest, kept
+        self._calls = 0
+        self._arguments: list[Any] = []
+        self._got: list[np.ndarray] = []
+        self.found: dict[str, KernelError] = {}
+
+    def around(self, _function: object, name: str, before: bool, _result: object, *args: Any) -> int:
+        if name in self._names:
+            if before:
+                self._run(name, args)
+            else:
+                self._judge(name, [arg for arg in _given(args) if isinstance(arg, np.ndarray)])
+        return 0  # the good one runs
+
+    def _run(self, name: str, args: Sequence[Any]) -> None:
+        self._calls += 1
+        emit(Running(name, self._calls))
+        self._arguments = _given(args)
+        copies = [self._tvm.runtime.tensor(arg, self._device) if isinstance(arg, np.ndarray) else arg
+                  for arg in self._arguments]  # fmt: skip
+        self._module.get_function(name, True)(*copies)
+        self._got = [copy.numpy() for copy in copies if hasattr(copy, "numpy")]
+
+    def _judge(self, name: str, want: Sequence[np.ndarray]) -> None:
+        """All arguments are compared: the outputs, and the inputs, which neither may change."""
+        for got, wanted in zip(self._got, want, strict=True):
+            error = self._error(name, got, wanted)
+            known = self.found.get(name)
+            if not error.ok and all(one.ok for one in self.found.values()):
+                npz.write(self._kept, _named(self._arguments))
+            if known is None or (known.ok, -known.share) > (error.ok, -error.share):
+                self.found[name] = error
+
+    def _error(self, name: str, got: np.ndarray, want: np.ndarray) -> KernelError:
+        rtol, atol = verify.tolerance(name, want, VerifySection(), self._narrowest)
+        verdict = verify.compare_output(name, got, want, (rtol, atol))
+        finite = np.abs(want[np.isfinite(want)].astype(np.float64))
+        largest = float(finite.max(initial=0.0)) or 1.0
+        return KernelError(
+            kernel=name, call=self._calls, ok=verdict.ok, reason=verdict.reason, max_error=verdict.max_error,
+            share=(verdict.max_error or 0.0) / largest, rtol=rtol, atol=atol,
+        )  # fmt: skip
+
+
+def unusable_records(part: Part) -> tuple[str, ...]:
+    """What the tuning database says of records that it cannot read, or that do not apply to the part's kernels."""
+    mod, setting = partial_build.module(part)
+    return children.with_records(part.cfg, mod, setting.target).notes
+
+
+def first_unbuildable(part: Part) -> tuple[str, str, str] | None:
+    """The first kernel with a record that does not become code, the record, and why; None where all do."""
+    import tvm
+
+    from tvmflow.kernels.default import RULE_ATTR
+
+    mod, setting = partial_build.module(part)
+    tuned = {var.name_hint: function for var, function in mod.functions.items()
+             if str((function.attrs or {}).get(RULE_ATTR, "")).startswith("record ")}  # fmt: skip
+    for number, (name, function) in enumerate(tuned.items(), 1):
+        emit(Running(name, number))
+        alone = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+        try:
+            with setting.entered():
+                tvm.compile(alone, setting.tvm_target)
+        except Exception as exc:  # whatever TVM raises of a schedule is the finding
+            lines = str(exc).strip().splitlines() or [type(exc).__name__]
+            return name, str(function.attrs[RULE_ATTR]), lines[-1][:300]
+    return None
+
+
+def _given(args: Sequence[Any]) -> list[Any]:
+    """Copies of the arguments of a kernel: tensors as arrays, sizes as they are."""
+    return [arg.numpy().copy() if hasattr(arg, "numpy") else arg for arg in args]
+
+
+def _named(arguments: Sequence[Any]) -> dict[str, np.ndarray]:
+    """The arguments as arrays by name: tensors `a0`, `a1`, ..., sizes `n2`, ..., numbered together."""
+    return {f"{'a' if isinstance(one, np.ndarray) else 'n'}{index}": np.asarray(one)
+            for index, one in enumerate(arguments)}  # fmt: skip
