@@ -20,7 +20,7 @@ from tvmflow.config import Config
 from tvmflow.errors import ArtifactError, CompileError, TvmflowError
 from tvmflow.findings import Bisection, Culprit, KernelError, StepCheck
 from tvmflow.manifest import Kernel, Manifest
-from tvmflow.partial_build import RECORDS, Part
+from tvmflow.partial_build import RECORDS, SCHEDULES, Part
 
 IMPORT = "import"
 
@@ -128,7 +128,7 @@ class _Search:
         if self.subject.cfg.tuning.database is None:
             return ()
         self.on_event("reading the tuning database")
-        count = self.names.index(RECORDS)  # all steps before
+        count = self.names.index(SCHEDULES)  # records are for kernels without a schedule
         found = _with_compiler("bisect_children:unusable_records", self.subject.cfg, self._part(count))
         return tuple(found)
 
