@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,6 +14,9 @@ from tvmflow.config import VerifySection
 from tvmflow.findings import KernelError
 from tvmflow.partial_build import Part
 from tvmflow.process import emit
+
+if TYPE_CHECKING:
+    from tvmflow.graph.replacement import Replacement
 
 ARGUMENTS = "arguments.npz"
 
@@ -99,22 +102,51 @@ class _Beside:
     def _judge(self, name: str, want: Sequence[np.ndarray]) -> None:
         """All arguments are compared: the outputs, and the inputs, which neither may change."""
         for got, wanted in zip(self._got, want, strict=True):
-            error = self._error(name, got, wanted)
+            error = _error_of(name, self._calls, got, wanted, self._narrowest)
             known = self.found.get(name)
             if not error.ok and all(one.ok for one in self.found.values()):
                 npz.write(self._kept, _named(self._arguments))
             if known is None or (known.ok, -known.share) > (error.ok, -error.share):
                 self.found[name] = error
 
-    def _error(self, name: str, got: np.ndarray, want: np.ndarray) -> KernelError:
-        rtol, atol = verify.tolerance(name, want, VerifySection(), self._narrowest)
-        verdict = verify.compare_output(name, got, want, (rtol, atol))
-        finite = np.abs(want[np.isfinite(want)].astype(np.float64))
-        largest = float(finite.max(initial=0.0)) or 1.0
-        return KernelError(
-            kernel=name, call=self._calls, ok=verdict.ok, reason=verdict.reason, max_error=verdict.max_error,
-            share=(verdict.max_error or 0.0) / largest, rtol=rtol, atol=atol,
-        )  # fmt: skip
+
+def wrong_user_kernels(part: Part, folder: Path, feeds: Mapping[str, np.ndarray], narrowest: str) -> list[KernelError]:
+    """The kernels of the user's that are wrong on the arguments that they have in the part's library in `folder`.
+
+    Each is held against the operators that it replaces. Of several of one name and shape the likeliest is taken.
+    """
+    from tvmflow import runtime
+    from tvmflow.kernel_check import machine_of
+
+    calls: list[tuple[str, list[Any]]] = []
+
+    def around(_function: object, name: str, before: bool, _result: object, *args: Any) -> int:
+        if not before and name.startswith("user_"):
+            calls.append((name, _given(args)))
+        return 0
+
+    runtime.load(folder).watch_kernels(feeds, around)
+    found, setting = partial_build.replacements(part)
+    with setting.entered():
+        machines = [(one, machine_of(one, setting.tvm_target)) for one in {id(one): one for one in found}.values()]
+    errors = []
+    for number, (name, arrays) in enumerate(calls, 1):
+        alike = [(one, machine) for one, machine in machines if _takes(one, name, arrays)]
+        judged = [_error_of(str(one.kernel), number, arrays[-1], machine["reference"](*_tensors(arrays[:-1])).numpy(),
+                            narrowest) for one, machine in alike]  # fmt: skip
+        errors += sorted(judged, key=lambda error: error.share)[:1]
+    return [error for error in errors if not error.ok]
+
+
+def _takes(replacement: Replacement, name: str, arrays: Sequence[np.ndarray]) -> bool:
+    shapes = [tuple(tensor.shape) for tensor in (*replacement.call.args, replacement.call.output)]
+    return name.startswith(f"user_{replacement.kernel.name}") and shapes == [array.shape for array in arrays]
+
+
+def _tensors(arrays: Sequence[np.ndarray]) -> list[Any]:
+    import tvm
+
+    return [tvm.runtime.tensor(array) for array in arrays]
 
 
 def unusable_records(part: Part) -> tuple[str, ...]:
@@ -153,3 +185,14 @@ def _named(arguments: Sequence[Any]) -> dict[str, np.ndarray]:
     """The arguments as arrays by name: tensors `a0`, `a1`, ..., sizes `n2`, ..., numbered together."""
     return {f"{'a' if isinstance(one, np.ndarray) else 'n'}{index}": np.asarray(one)
             for index, one in enumerate(arguments)}  # fmt: skip
+
+
+def _error_of(name: str, call: int, got: np.ndarray, want: np.ndarray, narrowest: str) -> KernelError:
+    rtol, atol = verify.tolerance(name, want, VerifySection(), narrowest)
+    verdict = verify.compare_output(name, got, want, (rtol, atol))
+    finite = np.abs(want[np.isfinite(want)].astype(np.float64))
+    largest = float(finite.max(initial=0.0)) or 1.0
+    return KernelError(
+        kernel=name, call=call, ok=verdict.ok, reason=verdict.reason, max_error=verdict.max_error,
+        share=(verdict.max_error or 0.0) / largest, rtol=rtol, atol=atol,
+    )  # fmt: skip

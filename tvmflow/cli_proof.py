@@ -101,6 +101,6 @@ def _raise_culprit(found: Bisection, out: Path) -> None:
         shown = f"`python {out / 'reproduce.py'}` shows it" if found.reproducer else "see the steps above"
         raise VerifyError(f"{found.culprit.summary}", shown)
     if found.unusable_records:
-        skipped = "; ".join(found.unusable_records)
-        raise DatabaseError(f"values are right, but tuning records were skipped: {skipped}",
+        faults = "; ".join(found.unusable_records)
+        raise DatabaseError(f"values are right, but tuning records are not: {faults}",
                             "`tvmflow db prune --key KEY` removes one, `tvmflow tune` makes a new one")  # fmt: skip

@@ -6,9 +6,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tvmflow import npz, process, proof, reproduction, verify
+from tvmflow import frontend, npz, process, proof, reproduction, verify
 from tvmflow.config import Config
-from tvmflow.errors import ReferenceRunError, VerifyError
+from tvmflow.errors import ReferenceRunError, UnsupportedError, VerifyError
 from tvmflow.manifest import Manifest
 from tvmflow.partial_build import Part
 
@@ -21,7 +21,8 @@ def locate(cfg: Config, whole: Manifest, truth: proof.Truth, out: Path) -> tuple
     The reproducer goes to `out`. Raises what the reference, the frontend and the build raise of a model of which every
     value is an output.
     """
-    assert cfg.model.path is not None
+    if frontend.is_torch(cfg) or cfg.model.path is None:
+        raise UnsupportedError("the nodes of a PyTorch model cannot be looked at one by one", "export it to ONNX")
     feeds = truth.feeds[0].inputs
     with tempfile.TemporaryDirectory(prefix="tvmflow-") as name:
         probe, folder = Path(name) / cfg.model.path.name, Path(name) / "library"
