@@ -115,8 +115,7 @@ class _Inquiry:
                 raise
             last = running[-1]
             _with_libraries("keep_arguments", manifest, good, feeds, last.number, kept)
-            return [KernelError(kernel=last.kernel, call=last.number, ok=False, reason="it ends the process",
-                                max_error=None, share=1.0, rtol=0.0, atol=0.0)]  # fmt: skip
+            return [_fatal(last.kernel, last.number, "it ends the process")]
         return found
 
     def _of_unbuildable(self, count: int) -> Culprit:
@@ -134,8 +133,10 @@ class _Inquiry:
         if found is None:
             return self._of_step(count - 1, count)
         kernel, rule, reason = found
-        return Culprit(step=RECORDS, count=count, kernel=kernel, origin=rule,
-                       summary=f"the kernel {kernel} cannot be built with {rule}: {reason}")  # fmt: skip
+        summary = f"the kernel {kernel} cannot be built with {rule}: {reason}"
+        self.out.mkdir(parents=True, exist_ok=True)
+        _with_compiler("reproduction:write_kernel", search.part(count), _fatal(kernel, 0, reason), summary, self.out)
+        return Culprit(step=RECORDS, count=count, kernel=kernel, origin=rule, summary=summary)
 
     def _of_user_kernel(self, count: int) -> Culprit:
         """A kernel of the user's that does not compute what the operators do that it replaces."""
@@ -181,7 +182,7 @@ class _Inquiry:
         search = self.search
         count = len(search.names)
         if count not in search.built:
-            raise CompileError(f"the artifact is wrong, but its config does not build it: {search.outcome(count).reason}",
+            raise CompileError(f"the artifact is wrong, but it cannot be built again: {search.outcome(count).reason}",
                                "`tvmflow bisect CONFIG` looks into that")  # fmt: skip
         now = {kernel.name: kernel.rule for kernel in search.built[count].kernels}
         changed = [f"{k.name} ({k.rule}, now {now.get(k.name, 'gone')})" for k in search.subject.manifest.kernels
@@ -198,6 +199,10 @@ class _Inquiry:
         run = proof.judged(subject.cfg, subject.manifest, truth, truth.want).runs[0]  # for its tolerances
         libraries = {"before": before, "after": after}
         reproduction.write_step(libraries, subject.cfg, run, truth.feeds[0].inputs, summary, self.out)
+
+
+def _fatal(kernel: str, call: int, reason: str) -> KernelError:
+    return KernelError(kernel=kernel, call=call, ok=False, reason=reason, max_error=None, share=1.0, rtol=0.0, atol=0.0)
 
 
 def _unusable_records(search: Search) -> tuple[str, ...]:

@@ -45,7 +45,7 @@ def verify(artifact: Path, model: Path | None, verify_inputs: Path | None, attri
             shown, plain = report.verdict(verdict), verdict.model_dump(mode="json")
     show_either(shown, plain, as_json)
     if not verdict.ok:
-        raise proof.wrong_values(verdict)
+        raise proof.wrong_values(verdict, str(artifact))
 
 
 @click.command()

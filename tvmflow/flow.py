@@ -21,6 +21,7 @@ from tvmflow.config import Config
 from tvmflow.errors import ArtifactError, CompileError, ModelError, OutputError
 from tvmflow.findings import Attribution, Bisection
 from tvmflow.manifest import Manifest, Signature, Stage, Verdict
+from tvmflow.step_search import Subject
 
 Feeds: TypeAlias = Mapping[str, np.ndarray]
 
@@ -94,7 +95,7 @@ def bisect_artifact(
     """Finds what makes an artifact's values wrong; `out` is a folder for a reproducer."""
     with artifact.opened(path) as (folder, manifest):
         cfg = _config_of(manifest, model, overrides)
-        return bisection.bisect(bisection.Subject(cfg, folder, manifest), out, on_event)
+        return bisection.bisect(Subject(cfg, folder, manifest), out, on_event)
 
 
 def bisect_config(cfg: Config, out: Path, on_event: proof.OnEvent) -> Bisection:
@@ -111,7 +112,7 @@ def bisect_config(cfg: Config, out: Path, on_event: proof.OnEvent) -> Bisection:
             failure = exc.message
             untuned = cfg.tuning.model_copy(update={"database": None})
             manifest = _build(unchecked.model_copy(update={"tuning": untuned}), folder, options)
-        return bisection.bisect(bisection.Subject(cfg, folder, manifest, failure), out, on_event)
+        return bisection.bisect(Subject(cfg, folder, manifest, failure), out, on_event)
 
 
 def run_artifact(path: Path, inputs: Path | int, outputs: Path | None, threads: int | None) -> dict[str, np.ndarray]:
@@ -218,7 +219,7 @@ def _with_verdict(cfg: Config, folder: Path, manifest: Manifest, options: Option
         verdict, accepted = proof.verdict(cfg, folder, manifest, options.on_event)
         feeds = accepted if cfg.target.kind == "llvm" else None
     if not verdict.ok:
-        raise proof.wrong_values(verdict)
+        raise proof.wrong_values(verdict, options.source)
     stages = (*manifest.stages, Stage(name="verify", seconds=time.monotonic() - started))
     return manifest.model_copy(update={"verdict": verdict, "stages": stages}), feeds
 

@@ -80,15 +80,18 @@ def judged(cfg: Config, manifest: Manifest, truth: Truth, got: Sequence[list[np.
     return Verdict(ok=ok, reference=truth.name, notes=_weaknesses(truth.feeds), runs=runs)
 
 
-def wrong_values(verdict: Verdict) -> VerifyError:
-    """The error for a verdict that is not ok: which outputs of which runs, and how far off."""
+def wrong_values(verdict: Verdict, source: str) -> VerifyError:
+    """The error for a verdict that is not ok: which outputs of which runs, and how far off.
+
+    `source` is what the user calls the model or artifact.
+    """
     wrong = [(run.inputs, output) for run in verdict.runs for output in run.outputs if not output.ok]
     lines = [f"\n  {inputs}, output `{output.name}`: {output.reason}" for inputs, output in wrong]
     more = f"\n  and {len(lines) - 6} more" if len(lines) > 6 else ""
     return VerifyError(
         f"the library's values are not those of {verdict.reference}:" + "".join(lines[:6]) + more,
-        "if the difference is acceptable, state it: [verify] rtol, atol or [verify.outputs.NAME]; "
-        "verify.enabled = false (--no-verify) skips the check",
+        f"`tvmflow bisect {source}` with the same options finds the step and kernel at fault; if the difference is "
+        "acceptable, state it: [verify] rtol, atol or [verify.outputs.NAME]",
     )
 
 

@@ -17,17 +17,20 @@ import tvm
 HERE = Path(__file__).resolve().parent
 
 
-def outcome(name: str, variant: dict[str, Any]) -> list[np.ndarray]:
-    """All tensors after a call of one version."""
+def built(name: str, variant: dict[str, Any]) -> Any:
+    """One version, compiled."""
     if variant["vector_math"]:  # functions of tvmflow's in place of libm's, from here on
         from tvmflow.kernels import vector_math
 
         vector_math.register()
     module = tvm.ir.load_json((HERE / f"{name}.json").read_text())
-    target = tvm.target.Target(variant["target"])
     with tvm.transform.PassContext(opt_level=3, config=variant["options"]):
-        kernel = tvm.compile(module, target)["main"]
-    device = tvm.cuda() if target.kind.name == "cuda" else tvm.cpu()
+        return tvm.compile(module, tvm.target.Target(variant["target"]))["main"]
+
+
+def outcome(kernel: Any, variant: dict[str, Any]) -> list[np.ndarray]:
+    """All tensors after a call."""
+    device = tvm.cuda() if variant["target"]["kind"] == "cuda" else tvm.cpu()
     with np.load(HERE / "arguments.npz") as kept:
         arguments = [tvm.runtime.tensor(kept[key], device) if key[0] == "a" else int(kept[key]) for key in kept.files]
     kernel(*arguments)
@@ -36,7 +39,9 @@ def outcome(name: str, variant: dict[str, Any]) -> list[np.ndarray]:
 
 def main() -> None:
     case = json.loads((HERE / "case.json").read_text())
-    results = [outcome(name, variant) for name, variant in case["variants"].items()]
+    variants = case["variants"]
+    kernels = {name: built(name, variant) for name, variant in variants.items()}
+    results = [outcome(kernels[name], variant) for name, variant in variants.items()]
     differs = False
     for index, (good, bad) in enumerate(zip(*results, strict=True)):
         wrong = ~np.isclose(bad, good, rtol=case["rtol"], atol=case["atol"], equal_nan=good.dtype.kind == "f")
