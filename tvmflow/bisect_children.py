@@ -12,7 +12,7 @@ import numpy as np
 from tvmflow import children, npz, partial_build, verify
 from tvmflow.config import VerifySection
 from tvmflow.findings import KernelError
-from tvmflow.partial_build import Part
+from tvmflow.partial_build import SCHEDULES, Part
 from tvmflow.process import emit
 
 if TYPE_CHECKING:
@@ -149,10 +149,13 @@ def _tensors(arrays: Sequence[np.ndarray]) -> list[Any]:
     return [tvm.runtime.tensor(array) for array in arrays]
 
 
-def unusable_records(part: Part) -> tuple[str, ...]:
-    """What the tuning database says of records that it cannot read, or that do not apply to the part's kernels."""
-    mod, setting = partial_build.module(part)
-    return children.with_records(part.cfg, mod, setting.target).notes
+def overview(whole: Part) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of a build's steps, and what is wrong with the tuning database's records for it, as TVM sees them."""
+    names = partial_build.steps(whole)
+    if whole.cfg.tuning.database is None:
+        return names, ()
+    mod, setting = partial_build.module(Part(whole.cfg, whole.layout, names.index(SCHEDULES)))
+    return names, children.with_records(whole.cfg, mod, setting.target).notes
 
 
 def first_unbuildable(part: Part) -> tuple[str, str, str] | None:

@@ -18,27 +18,33 @@ from tvmflow.bisect_children import ARGUMENTS, Running
 from tvmflow.errors import ArtifactError, CompileError, TvmflowError
 from tvmflow.findings import Bisection, Culprit, KernelError
 from tvmflow.manifest import Kernel, Manifest
-from tvmflow.partial_build import RECORDS, REPLACEMENT, SCHEDULES, Part
+from tvmflow.partial_build import RECORDS, REPLACEMENT, Part
 from tvmflow.step_search import IMPORT, Search, Subject, wrong
 
 
 def bisect(subject: Subject, out: Path, on_event: proof.OnEvent) -> Bisection:
     """Holds the whole build against the reference and, where that is wrong, finds out why; `out` gets a reproducer.
 
-    Raises what the reference and the frontend raise, never what a part of the build does.
+    Raises what the reference and the frontend raise, never what a part of the build does, and OutputError where `out`
+    holds something else than a reproducer.
     """
+    reproduction.clear(out)
     on_event("running the reference")
     truth = proof.reference(subject.cfg, subject.manifest)
     on_event("running the library")
     reason, truth = _first_wrong(subject, truth)
-    names = _with_compiler("partial_build:steps", Part(subject.cfg, subject.manifest.layout.choice))
-    with tempfile.TemporaryDirectory(prefix="tvmflow-") as work:
-        search = Search(subject, truth, tuple(names), Path(work), on_event)
-        unusable = _unusable_records(search)
-        culprit = _Inquiry(search, out).culprit() if reason else None
+    names, unusable, checks, culprit = (), (), [], None
+    if reason or subject.cfg.tuning.database is not None:
+        on_event("listing the steps")
+        names, unusable = _with_compiler("bisect_children:overview", Part(subject.cfg, subject.manifest.layout.choice))
+    if reason:
+        with tempfile.TemporaryDirectory(prefix="tvmflow-") as work:
+            search = Search(subject, reason, truth, names, Path(work), on_event)
+            culprit = _Inquiry(search, out).culprit()
+            checks = search.checks
     return Bisection(
-        reference=truth.name, steps=search.names, checks=tuple(search.checks), culprit=culprit,
-        unusable_records=unusable, reproducer=str(out) if culprit and out.exists() else None,
+        reference=truth.name, steps=names, checks=tuple(checks), culprit=culprit, unusable_records=unusable,
+        reproducer=str(out) if culprit and out.exists() else None,
     )  # fmt: skip
 
 
@@ -203,15 +209,6 @@ class _Inquiry:
 
 def _fatal(kernel: str, call: int, reason: str) -> KernelError:
     return KernelError(kernel=kernel, call=call, ok=False, reason=reason, max_error=None, share=1.0, rtol=0.0, atol=0.0)
-
-
-def _unusable_records(search: Search) -> tuple[str, ...]:
-    """What is wrong with the tuning database's records for this model, as far as TVM sees it."""
-    if search.subject.cfg.tuning.database is None:
-        return ()
-    search.on_event("reading the tuning database")
-    part = search.part(search.names.index(SCHEDULES))  # records are for kernels without a schedule
-    return tuple(_with_compiler("bisect_children:unusable_records", part))
 
 
 def _with_compiler(function: str, part: Part, *args: Any, on_event: Callable[[Any], None] | None = None) -> Any:

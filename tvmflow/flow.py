@@ -112,7 +112,7 @@ def bisect_config(cfg: Config, out: Path, on_event: proof.OnEvent) -> Bisection:
             failure = exc.message
             untuned = cfg.tuning.model_copy(update={"database": None})
             manifest = _build(unchecked.model_copy(update={"tuning": untuned}), folder, options)
-        return bisection.bisect(Subject(cfg, folder, manifest, failure), out, on_event)
+        return bisection.bisect(Subject(cfg, folder, manifest, failure, fresh=not failure), out, on_event)
 
 
 def run_artifact(path: Path, inputs: Path | int, outputs: Path | None, threads: int | None) -> dict[str, np.ndarray]:

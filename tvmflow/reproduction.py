@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tvmflow import config, npz, partial_build, reproducers
 from tvmflow.config import Config
+from tvmflow.errors import OutputError
 from tvmflow.findings import KernelError
 from tvmflow.manifest import RunVerdict
 from tvmflow.partial_build import VECTOR_MATH, Part
@@ -18,6 +19,15 @@ if TYPE_CHECKING:
     import tvm
 
 SCRIPT, CASE, CONFIG, INPUTS = "reproduce.py", "case.json", "config.toml", "inputs.npz"
+
+
+def clear(out: Path) -> None:
+    """Removes an earlier reproducer; raises OutputError for anything else that is there."""
+    if not out.exists():
+        return
+    if not out.is_dir() or (any(out.iterdir()) and not (out / CASE).exists()):
+        raise OutputError(f"{out}: exists and is no reproducer, so it is not replaced", "choose another place with -o")
+    shutil.rmtree(out)
 
 
 def write_kernel(part: Part, error: KernelError, summary: str, out: Path) -> None:

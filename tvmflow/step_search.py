@@ -24,6 +24,8 @@ class Subject:
     folder: Path
     manifest: Manifest
     failure: str = ""
+    fresh: bool = False
+    """Whether it was built just now, so that building all steps once more would tell nothing."""
 
 
 @dataclass
@@ -31,6 +33,8 @@ class Search:
     """The builds made so far, by the number of their steps, in folders of `work`."""
 
     subject: Subject
+    reason: str
+    """What is wrong with the whole build."""
     truth: proof.Truth
     names: tuple[str, ...]
     work: Path
@@ -80,6 +84,9 @@ class Search:
         return check
 
     def _built_wrong(self, count: int) -> str:
+        if count == len(self.names) and self.subject.fresh:
+            self.built[count] = self.subject.manifest
+            return self.reason
         folder = self.folder(count)
         folder.mkdir()
         self.built[count] = proof.build_part(self.part(count), folder, self.subject.manifest)
@@ -89,7 +96,9 @@ class Search:
         return Part(self.subject.cfg, self.subject.manifest.layout.choice, count)
 
     def folder(self, count: int) -> Path:
-        return self.work / str(count)
+        """Where the library of the first `count` steps is."""
+        is_whole = count == len(self.names) and self.subject.fresh
+        return self.subject.folder if is_whole else self.work / str(count)
 
     def same_kernels(self, a: int, b: int) -> bool:
         """Whether two builds were made and hold kernels of the same names."""
