@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmflow import artifact, bench, config, frontend, kernel_check
+from tvmflow import artifact, audit, bench, config, frontend, kernel_check
 from tvmflow.artifact import CONSTANTS, LIBRARY
 from tvmflow.config import Config
 from tvmflow.errors import CompileError, ConfigError, OutputError, TvmflowError
@@ -36,7 +37,7 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
     log = StageLog(dump_ir)
     with log.stage("import"):
         model = frontend.load(cfg)
-    from tvmflow.build import cubin, library
+    from tvmflow.build import cubin, evidence, library
     from tvmflow.frontend.model import narrowest_float
     from tvmflow.graph import constants, passes
     from tvmflow.prepare import prepare, setting
@@ -46,28 +47,31 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
     linker = library.linker(target)
     _check_names(cfg, model.signature)
     replaced: list[Replacement] = []
-    with chosen.entered(), cuda_step(cfg, target) as cuda:
+    with chosen.entered(), tempfile.TemporaryDirectory(prefix="tvmflow-") as kept, cuda_step(cfg, target, kept) as cuda:
         with log.stage("graph"):
             prepared, choice = prepare(cfg, model, target.kind, log.after, replaced.append)
             tuned = with_records(cfg, prepared, target)
-            scheduled = passes.run(tuned.mod, passes.schedule_steps(target.kind), log.after)
+            scheduled = passes.run(tuned.mod, passes.schedule_steps(target.kind, cfg.numerics.tf32), log.after)
             packed = passes.run(scheduled, passes.pack_steps(target.kind, cfg.graph.prepack), log.after)
             stripped, weights = constants.externalise(packed)
             lowered = passes.run(stripped, passes.lower_steps(), log.after)
         with log.stage("user kernels"):
             checked = kernel_check.notes(cfg, replaced, chosen)
         with log.stage("code generation"):
-            library.write_library(lowered, chosen.tvm_target, linker, folder)
+            with evidence.launches() as started:
+                executable = library.write_library(lowered, chosen.tvm_target, linker, folder)
+            seen = evidence.of_build(executable, started, Path(kept))
             if cuda is not None and target.arch is not None:
                 found = cubin.assert_machine_code(folder / LIBRARY, target.arch)
                 cuda["cubins"] = [dataclasses.asdict(item) for item in found]
             entries = library.write_constants(weights, folder)
     contents = library.contents(packed, lowered)
-    return Manifest(
+    narrowest = _precision(narrowest_float(model.mod), contents.kernels)
+    manifest = Manifest(
         format_version=artifact.FORMAT_VERSION,
         name=config.name(cfg),
         signature=model.signature,
-        narrowest_float=narrowest_float(model.mod),
+        narrowest_float=narrowest,
         config=config.to_json(_resolved(cfg, target)),
         source=artifact.file_entry(cfg.model.path) if cfg.model.path else None,
         target=target_info(target),
@@ -75,14 +79,19 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
         files={name: artifact.file_entry(folder / name) for name in (LIBRARY, CONSTANTS)},
         constants=entries,
         kernels=contents.kernels,
-        layout=Layout(choice=choice.layout, reason=choice.reason, transforms=choice.transforms),
+        layout=Layout(choice=choice.layout, reason=choice.reason, transforms=choice.transforms, before=choice.before),
         planned_bytes=contents.planned_bytes,
-        stages=tuple(log.stages),
+        stages=(),
         peak_rss_bytes=0,
         cuda=cuda,
-        notes=(*model.notes, *tuned.notes, *checked, *_winograd_notes(contents.kernels), *_warnings(cfg)),
+        notes=(*model.notes, *tuned.notes, *checked, *_winograd_notes(contents.kernels), *_half_notes(cfg, narrowest),
+               *(_tf32_notes(contents.kernels, prepared) if cfg.numerics.tf32 else ())),
         verdict=None,
+        evidence=seen,
     )
+    with log.stage("audit"):
+        manifest = _audited(folder, manifest)
+    return manifest.model_copy(update={"stages": tuple(log.stages)})
 
 
 class StageLog:
@@ -158,6 +167,11 @@ def kernel_times(folder: Path, feeds: Mapping[str, np.ndarray]) -> dict[str, flo
     return session.time_kernels(feeds, runs)
 
 
+def audit_library(folder: Path, manifest: Manifest, seconds: Mapping[str, float] | None) -> audit.Audit:
+    """Audits the artifact in `folder`; `seconds` are those of one run by kernel, if they were measured."""
+    return audit.examine(folder, manifest, seconds)
+
+
 def inspect(cfg: Config) -> tuple[Signature, tuple[str, ...]]:
     """Imports the model and returns its signature and what was rewritten."""
     model = frontend.load(cfg)
@@ -170,12 +184,13 @@ def passes(cfg: Config) -> dict[str, list[tuple[str, str]]]:
 
     kind, prepack = cfg.target.kind, cfg.graph.prepack
     phases = {
+        f"widen_half = {cfg.numerics.widen_half}": pipeline.widen_steps(kind, cfg.numerics.widen_half),
         "simplify": pipeline.simplify_steps(),
         f"layout = {cfg.graph.layout}": pipeline.layout_steps() if cfg.graph.layout != "keep" else (),
         "user kernels": pipeline.user_steps(cfg.kernels, lambda replacement: None),
         f"winograd = {cfg.numerics.winograd}": pipeline.winograd_steps(kind, cfg.numerics.winograd),
         "fuse": pipeline.fuse_steps(kind, prepack),
-        "schedule": pipeline.schedule_steps(kind),
+        "schedule": pipeline.schedule_steps(kind, cfg.numerics.tf32),
         "pack weights": pipeline.pack_steps(kind, prepack),
         "lower": pipeline.lower_steps(),
     }
@@ -222,8 +237,40 @@ def _winograd_notes(kernels: Sequence[Kernel]) -> Iterator[str]:
         yield f"numerics.winograd: {rule}, in {count} place{'s' if count > 1 else ''}"
 
 
-def _warnings(cfg: Config) -> tuple[str, ...]:
-    return ("numerics.tf32 = true, but no kernel of this version uses TF32",) if cfg.numerics.tf32 else ()
+def _tf32_notes(kernels: Sequence[Kernel], prepared: tvm.IRModule) -> Iterator[str]:
+    """How much of a run is computed in TF32, and the products that are not although they are large enough."""
+    from tvmflow.build import library
+    from tvmflow.kernels import tf32_product
+
+    operations = library.operations(prepared)
+    cost = {kernel.name: kernel.calls * operations.get(kernel.name, 0.0) for kernel in kernels}
+    chosen = {kernel.name: kernel.calls for kernel in kernels if _is_tf32(kernel)}
+    share = sum(cost[name] for name in chosen) / max(sum(cost.values()), 1.0)
+    yield (f"numerics.tf32: {sum(chosen.values())} products on TF32 tensor cores, {share:.1%} of all "
+           "floating-point operations")  # fmt: skip
+    if left := sorted(tf32_product.names(prepared) - chosen.keys()):
+        yield f"numerics.tf32: products that stay in float32, their schedule does not fit: {', '.join(left)}"
+
+
+def _is_tf32(kernel: Kernel) -> bool:
+    return "tf32" in kernel.rule
+
+
+def _precision(narrowest: str, kernels: Sequence[Kernel]) -> str:
+    """`narrowest`, or "tf32" where that is what limits the precision of a library of `kernels`."""
+    return "tf32" if narrowest in ("float32", "float64") and any(map(_is_tf32, kernels)) else narrowest
+
+
+def _audited(folder: Path, manifest: Manifest) -> Manifest:
+    """The manifest with what an audit found; raises NumericsError where the code breaks the config's numerics."""
+    found = audit.examine(folder, manifest)
+    audit.check_numerics(found)
+    return manifest.model_copy(update={"audit": audit.summary(found)})
+
+
+def _half_notes(cfg: Config, narrowest: str) -> Iterator[str]:
+    if cfg.target.kind == "llvm" and cfg.numerics.widen_half and narrowest in ("float16", "bfloat16"):
+        yield f"numerics.widen_half: {narrowest} is computed in float32; inputs and outputs keep their dtypes"
 
 
 def target_info(target: Target) -> TargetInfo:
@@ -234,14 +281,17 @@ def target_info(target: Target) -> TargetInfo:
 
 
 @contextlib.contextmanager
-def cuda_step(cfg: Config, target: Target) -> Iterator[dict[str, Any] | None]:
-    """Our CUDA compile step around a build, and what the manifest says of it; nothing for a CPU."""
+def cuda_step(cfg: Config, target: Target, keep: str | None = None) -> Iterator[dict[str, Any] | None]:
+    """Our CUDA compile step around a build, and what the manifest says of it; nothing for a CPU.
+
+    Sources and PTX are left in the folder `keep`.
+    """
     if target.arch is None:
         yield None
         return
     from tvmflow.build import cuda, numerics
 
     found = cuda.compiler()
-    with cuda.compile_step(target.arch, cfg.numerics):
+    with cuda.compile_step(target.arch, cfg.numerics, Path(keep) if keep else None):
         options = list(numerics.cuda_options(cfg.numerics))
         yield {"compiler": found.kind, "version": found.version, "numerics_options": options}

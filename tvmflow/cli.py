@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from tvmflow import __version__, cli_options, cli_proof, cli_tune
+from tvmflow import __version__, cli_audit, cli_options, cli_proof, cli_tune
 from tvmflow.cli_db import db
 from tvmflow.cli_tables import progress, show_either
 from tvmflow.errors import EXIT_BUG, EXIT_INTERRUPTED, OutputError, TvmflowError, UsageError
@@ -58,10 +58,12 @@ def cli() -> None:
       tvmflow compile configs/effnet_lite0.toml       the same from a config file
       tvmflow run model.tvmflow --inputs x.npz --outputs y.npz
       tvmflow bench model.tvmflow                     time it beside ONNX Runtime
+      tvmflow audit model.tvmflow                     what is inside: calls, kernels, layouts, numerics
 
     Exit codes: 0 done, 2 usage, 3 config, 4 model unreadable, 5 model unsupported, 6 target, 7 budget exceeded,
     8 compiler failed, 9 artifact damaged or not for this machine, 10 wrong values, 11 reference failed,
-    12 inputs do not fit, 13 output not writable, 14 installation, 15 tuning database, 70 a bug, 130 interrupted.
+    12 inputs do not fit, 13 output not writable, 14 installation, 15 tuning database, 16 an audit's findings,
+    17 numerics broken, 70 a bug, 130 interrupted.
     """
 
 
@@ -178,6 +180,7 @@ def passes(as_json: bool, debug: bool, **model: Any) -> None:
     show_either(report.pipeline(phases), phases, as_json)
 
 
+cli.add_command(cli_audit.audit)
 cli.add_command(db)
 cli.add_command(cli_proof.verify)
 cli.add_command(cli_proof.bisect)

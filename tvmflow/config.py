@@ -27,6 +27,7 @@ from pydantic import (
     model_validator,
 )
 
+from tvmflow import external
 from tvmflow.errors import ConfigError
 
 
@@ -45,6 +46,11 @@ def _not_empty(operators: tuple[str, ...]) -> tuple[str, ...]:
     if not operators:
         raise ValueError("name at least one operator")
     return operators
+
+
+def _with_defaults(allow: dict[str, str]) -> dict[str, str]:
+    """The resolved config states every pattern."""
+    return {**external.ALLOWED, **allow}
 
 
 DType = Literal[
@@ -124,6 +130,20 @@ class NumericsSection(Section):
     """Allow TF32 tensor cores for float32 matrix products (CUDA, sm_80 and later)."""
     winograd: Literal["auto", "off"] = "auto"
     """Compute float32 3 x 3 convolutions of stride 1 on a CPU by Winograd's method where that is faster, or never."""
+    widen_half: bool = True
+    """On a CPU, compute float16 and bfloat16 in float32: faster, rounded less. Inputs and outputs keep their dtypes."""
+    fp16_accumulate: bool = False
+    """Reserved: whether float16 products may be added up in float16. Only false is accepted."""
+    denormals: str = "keep"
+    """Reserved: what becomes of denormal numbers. Only "keep" is accepted; fast_math may flush them."""
+
+    @model_validator(mode="after")
+    def _reserved_are_precise(self) -> NumericsSection:
+        if self.fp16_accumulate:
+            raise ValueError("fp16_accumulate = true is reserved: float16 products are added up in float32")
+        if self.denormals != "keep":
+            raise ValueError(f'denormals = "{self.denormals}" is reserved: they are kept, unless fast_math = true')
+        return self
 
 
 class GraphSection(Section):
@@ -196,6 +216,11 @@ class VerifySection(Section):
     """An .npz of inputs by name to verify with, instead of drawn ones."""
 
 
+class AuditSection(Section):
+    allow: Annotated[dict[str, Annotated[str, Field(min_length=1)]], AfterValidator(_with_defaults)] = external.ALLOWED
+    """External functions, symbols and libraries: a pattern with `*`, and the reason. Added to what TVM itself needs."""
+
+
 class Config(Section):
     """One model on one target: everything that changes the result."""
 
@@ -207,14 +232,20 @@ class Config(Section):
     kernels: dict[Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")], KernelSection] = {}
     tuning: TuningSection = TuningSection()
     verify: VerifySection = VerifySection()
+    audit: AuditSection = AuditSection()
 
     @model_validator(mode="after")
     def _sections_fit(self) -> Config:
         if self.numerics.tf32 and self.target.kind != "cuda":
             raise ValueError('numerics.tf32 = true needs target.kind = "cuda"; CPUs have no TF32')
-        if self.numerics.tf32 and self.target.arch and int(self.target.arch.strip("smaf_")) < 80:
+        if self.numerics.tf32 and self.target.arch and not has_tf32(self.target.arch):
             raise ValueError(f"numerics.tf32 = true needs sm_80 or later, target.arch is {self.target.arch}")
         return self
+
+
+def has_tf32(arch: str) -> bool:
+    """Whether a CUDA architecture, e.g. "sm_90a", has TF32 tensor cores."""
+    return int(arch.strip("smaf_")) >= 80
 
 
 def load(path: Path, overrides: Overrides = ()) -> Config:

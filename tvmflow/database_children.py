@@ -37,6 +37,7 @@ from tvmflow.database import Record, pack, unpack
 from tvmflow.database.files import shown
 from tvmflow.database.metaschedule import Stated, check_plain
 from tvmflow.database.record import MAX_WORKLOAD_BYTES
+from tvmflow.kernels import tf32
 from tvmflow.process import emit
 
 TIMEOUT_S = 60
@@ -159,7 +160,9 @@ def _loaded(text: str) -> tvm.IRModule:
 
 
 def _replayed(trace: JsonValue, mod: tvm.IRModule) -> Schedule:
-    if "Tensorize" in str(trace):
+    if "tf32_" in str(trace):
+        tf32.register()
+    elif "Tensorize" in str(trace):
         _register_intrinsics()
     schedule = Schedule(mod, debug_mask="none")
     try:

@@ -14,7 +14,9 @@ TvmflowError                  1
 ├── InputError               12   arrays handed to a library do not fit its inputs
 ├── OutputError              13   a result cannot be written
 ├── SetupError               14   this installation cannot work
-└── DatabaseError            15   the tuning database cannot be read or written, or holds faulty lines
+├── DatabaseError            15   the tuning database cannot be read or written, or holds faulty lines
+├── AuditError               16   an audit found what must not be in a library
+└── NumericsError            17   the built code breaks the numerics that the config states
 
 An error says what is wrong and where; `hint` says what to do next. Both are shown without a traceback.
 An exception that is none of these is a bug of tvmflow and is shown whole, with exit code 70.
@@ -96,3 +98,11 @@ class SetupError(TvmflowError):
 
 class DatabaseError(TvmflowError):
     exit_code = 15
+
+
+class AuditError(TvmflowError):
+    exit_code = 16
+
+
+class NumericsError(TvmflowError):
+    exit_code = 17

@@ -17,8 +17,9 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tvmflow import artifact, attribution, bench, bisection, config, frontend, in_model, npz, process, proof, verify
+from tvmflow.audit import Audit
 from tvmflow.config import Config
-from tvmflow.errors import ArtifactError, CompileError, ModelError, OutputError
+from tvmflow.errors import ArtifactError, CompileError, ModelError, OutputError, UsageError
 from tvmflow.findings import Attribution, Bisection
 from tvmflow.manifest import Manifest, Signature, Stage, Verdict
 from tvmflow.step_search import Subject
@@ -124,6 +125,20 @@ def run_artifact(path: Path, inputs: Path | int, outputs: Path | None, threads: 
     if outputs is not None:
         npz.write(outputs, named)
     return named
+
+
+def audit_artifact(path: Path, timed: bool, model: Path | None) -> Audit:
+    """Reads what is inside an artifact. `timed` runs it on inputs that its model accepts, for each kernel's share."""
+    with artifact.opened(path) as (folder, manifest):
+        seconds = None
+        if timed:
+            if manifest.target.kind == "cuda":
+                raise UsageError("--time measures kernels on a CPU, not on a GPU", "leave it out")
+            cfg = _config_of(manifest, model, [{"verify": {"seeds": [0]}}])
+            seconds = in_model.kernel_seconds(folder, proof.accepted(cfg, manifest))
+        found, _ = process.call("tvmflow.children:audit_library", folder, manifest, seconds,
+                                what="auditing the library", error=ArtifactError, env=proof.RUN_ENV)  # fmt: skip
+    return found  # type: ignore[no-any-return] # what a process replies has no type
 
 
 def bench_artifact(path: Path, model: Path | None, threads: int | None, budget_s: float) -> tuple[bench.Samples, ...]:

@@ -117,7 +117,7 @@ def _lowered(replacement: Replacement, kind: str) -> tvm.IRModule:
         builder.emit_func_output(result)
     mod = builder.get()
     mod["reference"] = replacement.reference.with_attr("global_symbol", "reference")
-    steps = (*passes.fuse_steps(kind, prepack=False), *passes.schedule_steps(kind), *passes.lower_steps())
+    steps = (*passes.fuse_steps(kind, prepack=False), *passes.schedule_steps(kind, tf32=False), *passes.lower_steps())
     return passes.run(mod, steps, lambda step, made, seconds: None)
 
 

@@ -55,6 +55,8 @@ class Kernel(Noun):
     """Under which a tuning database holds or would hold its record; None without one, or where it cannot be tuned."""
     gflops: float | None = None
     """10^9 operations per second when it was tuned, alone on the machine."""
+    operators: tuple[str, ...] = ()
+    """The operators of the graph that it computes, in their order."""
 
 
 class LayoutTransform(Noun):
@@ -63,14 +65,19 @@ class LayoutTransform(Noun):
     place: str
     shape: tuple[int | str, ...]
     size_bytes: int
+    needless: str = ""
+    """Why the graph could do without it; empty where it could not."""
+    avoidable: str = ""
+    """The same where an operator beside it would have to change its axes for that."""
 
 
 class Layout(Noun):
-    """The layout taken for convolutions, why, and the transposes left."""
+    """The layout taken for convolutions, why, the transposes left, and those of the model as it was imported."""
 
     choice: str
     reason: str
     transforms: tuple[LayoutTransform, ...]
+    before: tuple[LayoutTransform, ...] = ()
 
 
 class Stage(Noun):
@@ -134,6 +141,51 @@ class Verdict(Noun):
     runs: tuple[RunVerdict, ...]
 
 
+class Launch(Noun):
+    """How the host starts a CUDA kernel: threads of a block and its dynamic shared memory; None where symbolic."""
+
+    threads: int | None
+    dynamic_shared_bytes: int | None
+
+
+class Evidence(Noun):
+    """What was read while building, of what the library itself no longer shows.
+
+    `llvm_flags` counts the fast-math flags and attributes in LLVM's IR. `approximations` counts, per CUDA kernel, the
+    PTX instructions that approximate or flush denormals beyond what the functions in its source need. `launches` is by
+    CUDA kernel. `cubins` are the sha256 of the images that this is said of.
+    """
+
+    llvm_flags: dict[str, int]
+    approximations: dict[str, dict[str, int]] = {}
+    launches: dict[str, Launch] = {}
+    cubins: tuple[str, ...] = ()
+
+
+Check = Literal["external calls", "kernels", "layouts", "resources", "numerics"]
+
+
+class Finding(Noun):
+    """One thing that an audit found: where, what, and what to do. A fault fails the audit, a warning does not."""
+
+    check: Check
+    level: Literal["fault", "warning"]
+    place: str
+    what: str
+    action: str
+
+
+class AuditSummary(Noun):
+    """What a manifest keeps of an audit; `tvmflow audit` shows all of it."""
+
+    findings: tuple[Finding, ...]
+    external: tuple[str, ...]
+    """What the library calls beside its own kernels and TVM's virtual machine."""
+    tf32_kernels: tuple[str, ...]
+    lowest_occupancy: float | None
+    """Of all CUDA kernels, the smallest share of a multiprocessor's threads that can be resident."""
+
+
 class Manifest(Noun):
     """Everything a library says of itself."""
 
@@ -141,7 +193,7 @@ class Manifest(Noun):
     name: str
     signature: Signature
     narrowest_float: str
-    """The narrowest float dtype that the model computes in; default tolerances follow it."""
+    """The narrowest float dtype, or "tf32", that the library computes in; default tolerances follow it."""
     config: dict[str, Any]
     source: FileEntry | None
     target: TargetInfo
@@ -157,3 +209,5 @@ class Manifest(Noun):
     cuda: dict[str, Any] | None
     notes: tuple[str, ...]
     verdict: Verdict | None
+    evidence: Evidence | None = None
+    audit: AuditSummary | None = None

@@ -96,7 +96,7 @@ def _scheduled(part: Part) -> Iterator[tuple[tvm.IRModule, Setting, frozenset[st
         if RECORDS in taken:  # keys hold the numerics that they were tuned for, whatever is built here
             mod = children.with_records(part.cfg, mod, chosen.target).mod
         if SCHEDULES in taken:
-            mod = _run(mod, passes.schedule_steps(chosen.target.kind))
+            mod = _run(mod, passes.schedule_steps(chosen.target.kind, cfg.numerics.tf32))
         yield mod, chosen, taken
 
 

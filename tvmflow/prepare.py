@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from tvmflow.config import Config
+from tvmflow.config import Config, has_tf32
+from tvmflow.errors import TargetError
 
 if TYPE_CHECKING:
     import tvm
@@ -46,6 +47,9 @@ def setting(cfg: Config) -> Setting:
     from tvmflow.build import numerics
 
     target = targets.resolve(cfg.target, _detected_arch(cfg))
+    if cfg.numerics.tf32 and target.arch and not has_tf32(target.arch):
+        raise TargetError(f"numerics.tf32 = true needs sm_80 or later, the GPU here is {target.arch}",
+                          "set numerics.tf32 = false, or target.arch for another GPU")
     tvm_target = targets.to_tvm(target, numerics.llvm_attributes(cfg.numerics))
     return Setting(target, tvm_target, numerics.pass_config(cfg.numerics))
 
@@ -60,7 +64,8 @@ def prepare(
     """
     from tvmflow.graph import layouts, passes
 
-    choice = layouts.choose(model.mod, cfg.graph.layout, cfg.numerics.winograd == "auto", after)
+    widened = passes.run(model.mod, passes.widen_steps(kind, cfg.numerics.widen_half), after)
+    choice = layouts.choose(widened, cfg.graph.layout, cfg.numerics.winograd == "auto", after)
     layouts.check_budget(choice.transforms, cfg.graph.max_layout_transforms)
     steps = (
         *passes.user_steps(cfg.kernels, on_replaced), *passes.winograd_steps(kind, cfg.numerics.winograd),

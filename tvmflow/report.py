@@ -8,20 +8,21 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from tvmflow import bench
+from tvmflow import bench, report_audit
 from tvmflow.findings import Attribution, Bisection
 from tvmflow.manifest import Manifest, Signature, TensorSpec, Verdict
 
 
 def compiled(manifest: Manifest) -> RenderableType:
     """What `compile` ends with: what was built, how long each stage took, what is left to know."""
-    return Group(_overview(manifest), _stages(manifest), verdict(manifest.verdict), *_notes(manifest))
+    return Group(_overview(manifest), _stages(manifest), verdict(manifest.verdict), *_findings(manifest),
+                 *_notes(manifest))  # fmt: skip
 
 
 def inspected(manifest: Manifest) -> RenderableType:
     """Everything a manifest holds."""
     return Group(_overview(manifest), signature(manifest.signature), _kernels(manifest), _transforms(manifest),
-                 _stages(manifest), verdict(manifest.verdict), *_notes(manifest))  # fmt: skip
+                 _stages(manifest), verdict(manifest.verdict), *_findings(manifest), *_notes(manifest))  # fmt: skip
 
 
 def signature(noun: Signature) -> Table:
@@ -118,6 +119,7 @@ def _overview(manifest: Manifest) -> Table:
         "buffers": "sizes follow the inputs" if manifest.planned_bytes is None else
                    f"{_bytes(manifest.planned_bytes)} planned",
         "peak memory": f"{_bytes(manifest.peak_rss_bytes)} while compiling",
+        "audit": report_audit.line(manifest, manifest.audit) if manifest.audit else "none",
     }  # fmt: skip
     for name, value in rows.items():
         table.add_row(name, value)
@@ -145,6 +147,10 @@ def _transforms(manifest: Manifest) -> Table:
         shape = "x".join(map(str, transform.shape))
         table.add_row(transform.place, shape, f"{transform.size_bytes:,}")
     return table
+
+
+def _findings(manifest: Manifest) -> list[RenderableType]:
+    return report_audit.first_findings(manifest.audit) if manifest.audit else []
 
 
 def _notes(manifest: Manifest) -> list[str]:

@@ -27,11 +27,13 @@ from tvm.tirx import FloatImm, IntImm, PrimFunc
 
 from tvmflow.config import NumericsSection
 from tvmflow.database.keys import KeyParts
-from tvmflow.kernels import repacking
+from tvmflow.kernels import repacking, tf32
 from tvmflow.target import Target
 
 PREPARATION = 1  # raised whenever the graph stage or `canonical` changes what reaches tuning
 NAME_ATTRS = ("global_symbol", "op_pattern", "tvmflow.rule", "tvmflow.user_kernel")
+# What TVM raises for a trace that does not fit a kernel.
+REPLAY_ERRORS = (ScheduleError, RuntimeError, ValueError, TypeError, IndexError, KeyError)
 STRING = re.compile(r'(T\.sblock\()"([^"]*)"')
 
 
@@ -81,7 +83,7 @@ def key_parts(workload: str, target: Target, numerics: NumericsSection) -> KeyPa
         "kind": target.kind, "mcpu": target.mcpu, "machine": target.machine, "features": target.features,
         "threads": target.threads, **({"arch": target.arch} if target.arch else {}),
     }  # fmt: skip
-    modes = numerics.model_dump(exclude={"winograd"})  # it decides which kernels there are, not what they compute
+    modes = numerics.model_dump(include={"fast_math", "tf32"})  # the others have one value, or choose among kernels
     return KeyParts(workload=workload, target=machine, numerics=modes, preparation=PREPARATION)
 
 
@@ -111,9 +113,11 @@ def canonical(function: PrimFunc) -> tuple[tvm.IRModule, str]:
 def replay(mod: tvm.IRModule, trace: JsonValue) -> Schedule | None:
     """The schedule that a record's trace makes of its workload; None where it no longer applies."""
     schedule = Schedule(mod, debug_mask="none")
+    if "tf32_" in str(trace):
+        tf32.register()
     try:
         Trace.apply_json_to_schedule(trace, schedule)
-    except (ScheduleError, RuntimeError, ValueError, TypeError, IndexError, KeyError):
+    except REPLAY_ERRORS:
         return None
     return schedule if repacking.is_whole(schedule.mod["main"]) else None
 

@@ -36,7 +36,7 @@ def tasks(cfg: Config) -> list[dict[str, Any]]:
     from tvmflow.database import Store
     from tvmflow.target import host_features
 
-    found, _ = _extracted(cfg)
+    found, _ = extracted(cfg)
     reading = Store(cfg.tuning.database).read() if cfg.tuning.database and cfg.tuning.database.exists() else None
     rows = []
     for task in found:
@@ -130,10 +130,10 @@ def _extracted_all(cfgs: Sequence[Config]) -> tuple[tuple[Task, ...], Setting]:
     """The tasks of all configs, equal ones once, their calls added up; raises ConfigError for different targets."""
     from tvmflow import tasks
 
-    extracted = [_extracted(cfg) for cfg in cfgs]
-    if len({(setting.target, cfg.numerics) for (_, setting), cfg in zip(extracted, cfgs, strict=True)}) > 1:
+    parts = [extracted(cfg) for cfg in cfgs]
+    if len({(setting.target, cfg.numerics) for (_, setting), cfg in zip(parts, cfgs, strict=True)}) > 1:
         raise ConfigError("the configs have different [target] or [numerics]", "tune them one by one")
-    return tasks.joined(task for found, _ in extracted for task in found), extracted[0][1]
+    return tasks.joined(task for found, _ in parts for task in found), parts[0][1]
 
 
 def _chosen(found: Sequence[Task], pattern: str, shard: tuple[int, int]) -> list[Task]:
@@ -145,7 +145,8 @@ def _chosen(found: Sequence[Task], pattern: str, shard: tuple[int, int]) -> list
     return named[index - 1 :: count]
 
 
-def _extracted(cfg: Config) -> tuple[tuple[Task, ...], Setting]:
+def extracted(cfg: Config) -> tuple[tuple[Task, ...], Setting]:
+    """The tasks of a config's prepared module, and the setting that it was prepared in."""
     emit("import")
     model = frontend.load(cfg)
 

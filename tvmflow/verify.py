@@ -12,9 +12,11 @@ from tvmflow.config import VerifySection
 from tvmflow.manifest import OutputVerdict, Signature, TensorSpec
 
 # rtol, and atol as a share of the output's largest finite magnitude, for outputs without a tolerance in the config.
+# tf32: float32 whose products are rounded to a significand of float16's length.
 # float32: 1e-5 of the range is about 100 roundings; reductions in another order stay well below it.
 DEFAULT_TOLERANCES = {
-    "float16": (1e-2, 2e-3), "bfloat16": (4e-2, 1e-2), "float32": (1e-3, 1e-5), "float64": (1e-6, 1e-9),
+    "float16": (1e-2, 2e-3), "tf32": (1e-2, 2e-3), "bfloat16": (4e-2, 1e-2), "float32": (1e-3, 1e-5),
+    "float64": (1e-6, 1e-9),
 }  # fmt: skip
 # Sizes tried for symbolic dimensions, one row after another, until the reference accepts one. Distinct odd sizes find
 # mixed-up axes; models with strides want multiples; some relate their dimensions so that only equal ones work.
@@ -48,7 +50,7 @@ def candidates(signature: Signature, section: VerifySection, seed: int) -> Itera
 def tolerance(name: str, want: np.ndarray, section: VerifySection, narrowest: str) -> tuple[float, float]:
     """(rtol, atol) of one output: the config's, else by dtype and by the magnitude of what is expected.
 
-    A float output is only as precise as the `narrowest` float dtype that the model computes in.
+    A float output is only as precise as the `narrowest` float dtype, or "tf32", that the model computes in.
     """
     if name in section.outputs:
         return section.outputs[name].rtol, section.outputs[name].atol

@@ -60,7 +60,10 @@ def test_compile_states_its_config_and_verdict(small: Path) -> None:
     manifest = json.loads((small / "small.tvmflow" / "manifest.json").read_text())
     assert manifest["signature"]["inputs"] == [{"name": "x", "dtype": "float32", "shape": ["n", 4], "range": None}]
     assert manifest["signature"]["outputs"][0]["shape"] == ["n", 8]
-    assert manifest["config"]["numerics"] == {"fast_math": False, "tf32": False, "winograd": "auto"}
+    assert manifest["config"]["numerics"] == {
+        "fast_math": False, "tf32": False, "winograd": "auto", "widen_half": True, "fp16_accumulate": False,
+        "denormals": "keep",
+    }  # fmt: skip
     assert manifest["config"]["target"]["mcpu"] != "native"
     assert manifest["config"]["target"]["threads"] == len(os.sched_getaffinity(0))
     assert manifest["versions"]["apache-tvm"] == "0.27.0.post1"

@@ -83,7 +83,7 @@ def build(folder: str, variants: tuple[tuple[str, bool], ...], source: str = "")
         with (
             target,
             tvm.transform.PassContext(opt_level=3, config=pass_config(numerics)),
-            cuda.compile_step(arch, numerics, keep_ptx=out),
+            cuda.compile_step(arch, numerics, keep=out),
         ):
             tvm.compile(block.get(), target).export_library(str(out / "library.so"))
 
@@ -105,7 +105,7 @@ def build_maxima(folder: str) -> None:
             block.emit_func_output(outputs)
         kept = Path(folder) / dtype
         kept.mkdir()
-        with target, cuda.compile_step("sm_80", NumericsSection(), keep_ptx=kept):
+        with target, cuda.compile_step("sm_80", NumericsSection(), keep=kept):
             tvm.compile(block.get(), target)
 
 

@@ -31,7 +31,7 @@ def kernels(model: str) -> str:
     chosen = setting(cfg)
     with chosen.entered():
         prepared, _ = prepare(cfg, frontend.load(cfg), "llvm", lambda step, mod, seconds: None)
-        scheduled = passes.run(prepared, passes.schedule_steps("llvm"), lambda step, mod, seconds: None)
+        scheduled = passes.run(prepared, passes.schedule_steps("llvm", False), lambda step, mod, seconds: None)
     counts = library.calls(scheduled)
     lines = [
         f"{counts[var.name_hint]} {_operators(var.name_hint)}: {function.attrs.get(RULE_ATTR)}"

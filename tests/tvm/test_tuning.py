@@ -28,6 +28,7 @@ from tvmflow.database import Store
 from tvmflow.errors import SetupError
 from tvmflow.tuning import search, space
 from tvmflow.tuning.measure import Measurer
+from tvmflow.tuning.transfer import Experience
 from tvmflow.tuning.worker import Job
 
 TARGET = '{"kind": "llvm", "num-cores": 2}'
@@ -199,7 +200,7 @@ def test_candidates_in_quarantine_are_not_run(tmp_path: Path, measurer: Measurer
     parts = tasks.key_parts(workload, targets.resolve(TargetSection(threads=2)), numerics)
     store, task = Store(tmp_path), tasks.Task("matmul", parts, mod, 1, 2 * 32**3, 2)
     drawn = search.Search(task, seed=3)
-    search.begin(drawn, None, measurer, (target, space.cost_model(3)))
+    search.begin(drawn, None, Experience([]), measurer, (target, space.cost_model(3)))
     assert drawn.context is not None
     candidates = list(drawn.context.generate_measure_candidates())[:8]
     for candidate in candidates[::2]:

@@ -85,7 +85,7 @@ def rules(mod: tvm.IRModule) -> list[str]:
 def run(mod: tvm.IRModule, *arrays: np.ndarray, on: tvm.target.Target | None = None) -> np.ndarray:
     chosen = on or target()
     with chosen:
-        mod = passes.run(mod, passes.schedule_steps("llvm"), lambda *step: None)
+        mod = passes.run(mod, passes.schedule_steps("llvm", False), lambda *step: None)
         stripped, weights = constants.externalise(mod)
         lowered = passes.run(stripped, passes.lower_steps(), lambda *step: None)
         built = relax.vm_build.build(lowered, chosen, relax_pipeline=None)

@@ -78,6 +78,15 @@ def supported_archs() -> tuple[str, ...]:
     return tuple(f"sm_{n}{v}" for n in numbers for v in ("", "a", "f")[: 1 + (n >= 90) + (n >= 100)])
 
 
+def tool(name: str) -> Path:
+    """One of NVIDIA's programs, e.g. "nvdisasm": of a Python package, a toolkit, or on PATH; SetupError without it."""
+    folders = [str(root / "bin") for root in _roots()]
+    found = shutil.which(name, path=os.pathsep.join(folders)) or shutil.which(name)
+    if found is None:
+        raise SetupError(f"reading a GPU's machine code needs {name}, which is not installed", INSTALL_HINT)
+    return Path(found)
+
+
 def detect_arch() -> str | None:
     """The architecture of this machine's first GPU, e.g. "sm_90"; None where there is no working one."""
     # In a process of its own, because one that has used the driver cannot fork workers that use it.
@@ -119,10 +128,10 @@ def loader_env(cache_dir: Path) -> dict[str, str]:
 
 
 @contextmanager
-def compile_step(arch: str, numerics: NumericsSection, keep_ptx: Path | None = None) -> Iterator[None]:
+def compile_step(arch: str, numerics: NumericsSection, keep: Path | None = None) -> Iterator[None]:
     """Within it, `tvm.compile` for CUDA makes machine code for `arch` under `numerics`.
 
-    `keep_ptx` is a folder that receives the PTX of every cubin, as <sha256 of the cubin>.ptx.
+    `keep` is a folder that receives each cubin's source and PTX, as <sha256 of the cubin>.cu and .ptx.
     Raises TargetError for an arch that the compiler does not know, SetupError where TVM's CUDA run time is
     not loaded (`loader_env`), and CompileError where the generated code does not compile.
     """
@@ -136,13 +145,16 @@ def compile_step(arch: str, numerics: NumericsSection, keep_ptx: Path | None = N
     failures: list[TvmflowError] = []
 
     def compile_kernels(source: str) -> bytes:
+        source = nan.propagate(source)
         try:
-            compiled = compile_source(nan.propagate(source), arch, numerics)
+            compiled = compile_source(source, arch, numerics)
         except TvmflowError as exc:
             failures.append(exc)  # on its way through TVM the exception would lose its type
             raise
-        if keep_ptx is not None:
-            (keep_ptx / f"{hashlib.sha256(compiled.cubin).hexdigest()}.ptx").write_text(compiled.ptx)
+        if keep is not None:
+            kept = keep / hashlib.sha256(compiled.cubin).hexdigest()
+            kept.with_suffix(".ptx").write_text(compiled.ptx)
+            kept.with_suffix(".cu").write_text(source)
         return compiled.cubin
 
     previous = tvm_ffi.get_global_func(_CALLBACK)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import platform
 import re
 import shutil
@@ -14,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import tvm
 from tvm import relax
+from tvm.s_tir.analysis import estimate_tir_flops
 from tvm.tirx import IntImm, PrimFunc
 
 from tvmflow.artifact import ALIGNMENT, CONSTANTS, LIBRARY
@@ -27,6 +29,7 @@ from tvmflow.target import Target
 EXTERNAL_CALL = re.compile(r'call_(?:c?packed|extern)\((?:"\w+", )?"([\w.]+)"')
 RUNTIME_FUNCTIONS = ("tvm.contrib.sort.", "tvm.contrib.random.", "runtime.", "vm.builtin.")
 Origin = Literal["tuned", "default schedule", "unscheduled", "external", "user"]
+LEGALISED = frozenset({"transpose", "concatenate", "cast", "pad", "where"})  # named otherwise than in Relax
 CROSS_COMPILERS = {"aarch64": "aarch64-linux-gnu-gcc", "x86_64": "x86_64-linux-gnu-gcc"}
 
 
@@ -38,10 +41,14 @@ class Contents:
     planned_bytes: int | None
 
 
-def write_library(mod: tvm.IRModule, target: tvm.target.Target, linker: dict[str, Any], folder: Path) -> None:
-    """Generates code for a lowered module and links it to `folder`/library.so; call it inside its PassContext."""
+def write_library(mod: tvm.IRModule, target: tvm.target.Target, linker: dict[str, Any], folder: Path) -> Any:
+    """Generates code for a lowered module and links it to `folder`/library.so; call it inside its PassContext.
+
+    Returns TVM's executable, whose modules still tell their sources.
+    """
     executable = relax.vm_build.build(mod, target=target, relax_pipeline=None)
     executable.export_library(str(folder / LIBRARY), **linker)
+    return executable
 
 
 def write_constants(constants: tuple[tvm.runtime.Tensor, ...], folder: Path) -> tuple[Constant, ...]:
@@ -82,14 +89,44 @@ def contents(scheduled: tvm.IRModule, lowered: tvm.IRModule) -> Contents:
             kernels.append(Kernel(
                 name=var.name_hint, origin=origin, rule=rule, calls=counts.pop(var.name_hint, 0),
                 key=function.attrs.get(KEY_ATTR), gflops=None if gflops is None else float(gflops),
+                operators=operators(var.name_hint),
             ))  # fmt: skip
     kernels += [
-        Kernel(name=name, origin="external", rule=name, calls=count)
+        Kernel(name=name, origin="external", rule=name, calls=count, operators=operators(name))
         for name, count in counts.items()
         if not name.startswith("vm.builtin.") and name not in lowered_names
     ]
     _check_external([kernel.rule for kernel in kernels if kernel.origin == "external"])
     return Contents(tuple(sorted(kernels, key=lambda k: k.name)), storage)
+
+
+def operators(kernel: str) -> tuple[str, ...]:
+    """The operators that a kernel computes, from its name: TVM joins those that it fuses, each with a number."""
+    plain = kernel.removeprefix("fused_").removesuffix("_prepacked")
+    words = [word for word in plain.split("_") if word not in ("relax", "nn", "tir")]
+    found: list[str] = []
+    while words:
+        for count in range(len(words), 0, -1):
+            name = _known("_".join(words[:count]))
+            if name or count == 1:
+                found.append(name or words[0])
+                words = words[count:]
+                break
+    return tuple(found)
+
+
+def _known(name: str) -> str:
+    """The operator of a legalised function's name, e.g. "max_pool2d" of "max_pool2d12"; empty where there is none."""
+    known = _operator_names()
+    while name and name not in known and name[-1].isdigit():
+        name = name[:-1]
+    return name if name in known else ""
+
+
+@functools.cache
+def _operator_names() -> frozenset[str]:
+    names = [str(op) for op in tvm.ir.Op.list_op_names()]
+    return frozenset({name.rpartition(".")[2] for name in names if name.startswith("relax.")} | LEGALISED)
 
 
 def _origin(function: PrimFunc) -> tuple[Origin, str]:
@@ -123,6 +160,15 @@ def _check_external(names: list[str]) -> None:
 def versions() -> dict[str, str]:
     """What the build's bytes depend on, beside the config."""
     return {name: version(name) for name in ("tvmflow", "apache-tvm", "apache-tvm-ffi", "onnx", "onnxscript", "numpy")}
+
+
+def operations(prepared: tvm.IRModule) -> dict[str, float]:
+    """The floating-point operations of one run of each kernel, as far as TVM can tell from loops of known length."""
+    return {
+        var.name_hint: float(estimate_tir_flops(tvm.IRModule({"main": function})))
+        for var, function in prepared.functions.items()
+        if isinstance(function, PrimFunc) and "packed(" not in function.script()
+    }
 
 
 def calls(prepared: tvm.IRModule) -> Counter[str]:

@@ -10,6 +10,7 @@ import tvm
 from tvmflow import tasks
 from tvmflow.config import NumericsSection
 from tvmflow.database import Match, Reading
+from tvmflow.kernels import tf32
 from tvmflow.kernels.default import GFLOPS_ATTR, KEY_ATTR, RULE_ATTR
 from tvmflow.kernels.user import USER_ATTR
 from tvmflow.target import Target
@@ -47,6 +48,8 @@ def apply(prepared: tvm.IRModule, reading: Reading, target: Target, numerics: Nu
         rule = f"record {found.record.key[:12]}, {found.record.gflops:.0f} GFLOP/s when tuned"
         if not found.exact:
             rule += f", for {found.record.parts.target['mcpu']}"
+        if tf32.is_used(schedule.mod["main"]):
+            rule += ", tf32"
         attrs = {RULE_ATTR: rule, KEY_ATTR: parts.key, GFLOPS_ATTR: found.record.gflops, "tirx.is_scheduled": True}
         if USER_ATTR in function.attrs:
             attrs[USER_ATTR] = function.attrs[USER_ATTR]

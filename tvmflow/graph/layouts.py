@@ -11,6 +11,7 @@ from tvm import relax
 from tvm.tirx import IntImm
 
 from tvmflow.errors import BudgetError
+from tvmflow.graph import needless
 from tvmflow.graph.passes import AfterStep, has_convolution, layout_steps, run, simplify_steps
 from tvmflow.graph.winograd import plan_of
 from tvmflow.kernels.axes import Registers
@@ -28,12 +29,16 @@ BYTES_PER_S = 1.5e9  # of a transpose
 
 @dataclass(frozen=True)
 class LayoutChoice:
-    """The layout of convolutions that was taken and why; `mod` is the simplified graph in that layout."""
+    """The layout of convolutions that was taken and why; `mod` is the simplified graph in that layout.
+
+    `transforms` are its transposes, `before` those of the graph as it was imported.
+    """
 
     layout: str
     reason: str
     mod: tvm.IRModule
     transforms: tuple[LayoutTransform, ...]
+    before: tuple[LayoutTransform, ...] = ()
 
 
 def choose(mod: tvm.IRModule, wanted: str, by_winograd: bool, after: AfterStep) -> LayoutChoice:
@@ -43,6 +48,10 @@ def choose(mod: tvm.IRModule, wanted: str, by_winograd: bool, after: AfterStep) 
     channels in NHWC and along the width otherwise, and fill their registers or not, and Winograd's method, if it is to
     be used (`by_winograd`), wants NHWC. Raises what ConvertLayout raises when NHWC was asked for.
     """
+    return replace(_chosen(mod, wanted, by_winograd, after), before=transforms_of(mod))
+
+
+def _chosen(mod: tvm.IRModule, wanted: str, by_winograd: bool, after: AfterStep) -> LayoutChoice:
     kept = run(mod, simplify_steps(), after)
     before = transforms_of(kept)
     if wanted == "keep" or not has_convolution(kept):
@@ -122,6 +131,7 @@ def transforms_of(mod: tvm.IRModule) -> tuple[LayoutTransform, ...]:
 def _transforms_in(function: relax.Function) -> Iterator[LayoutTransform]:
     producers: dict[relax.Var, str] = {}
     consumers = _consumers(function)
+    reasons = needless.reasons(_bindings(function), _outputs(function), needless.Moves(_op_name, _axes))
     for binding in _bindings(function):
         producers[binding.var] = _op_name(binding.value)
         call = binding.value
@@ -129,10 +139,13 @@ def _transforms_in(function: relax.Function) -> Iterator[LayoutTransform]:
             continue
         source = producers.get(call.args[0], "constant" if isinstance(call.args[0], tvm.ir.GenericConst) else "input")
         target = consumers.get(binding.var, "output")
+        reason = reasons.get(binding.var)
         yield LayoutTransform(
             place=f"{source} -> {_op_name(call)} -> {target}",
             shape=tuple(int(d) if isinstance(d, IntImm) else str(d) for d in _dims(binding.var)),
             size_bytes=_size_bytes(binding.var),
+            needless=reason.text if reason and reason.certain else "",
+            avoidable=reason.text if reason and not reason.certain else "",
         )
 
 
@@ -168,13 +181,21 @@ def _moves_data(value: object) -> bool:
         return False
     if value.op.name == "relax.layout_transform":
         return True
-    if value.op.name != "relax.permute_dims":
+    order = _axes(value)
+    if order is None:
         return False
     shape = _dims(value.args[0])
-    axes = value.attrs.axes
-    order = [int(a) for a in axes] if axes is not None else list(reversed(range(len(shape))))
     moved = [axis for axis in order if not (isinstance(shape[axis], IntImm) and int(shape[axis]) == 1)]
     return moved != sorted(moved)
+
+
+def _axes(value: object) -> tuple[int, ...] | None:
+    """The order in which a transpose puts the axes of its input; None for another operator."""
+    if not isinstance(value, relax.Call) or getattr(value.op, "name", "") != "relax.permute_dims":
+        return None
+    rank = len(_dims(value.args[0]))
+    axes = value.attrs.axes
+    return tuple(reversed(range(rank))) if axes is None else tuple(int(axis) % rank for axis in axes)
 
 
 def _dims(value: relax.Expr) -> list[tvm.ir.PrimExpr]:
@@ -196,9 +217,12 @@ def _bytes(transforms: tuple[LayoutTransform, ...]) -> int:
 def _edge_bytes(mod: tvm.IRModule) -> int:
     """Bytes of the 4-D inputs and outputs, whose layout a library's interface fixes."""
     main = mod["main"]
-    result = main.body.body
-    outputs = list(result.fields) if isinstance(result, relax.Tuple) else [result]
-    return sum(_size_bytes(v) for v in [*main.params, *outputs] if getattr(v.ty, "ndim", -1) == 4)
+    return sum(_size_bytes(v) for v in [*main.params, *_outputs(main)] if getattr(v.ty, "ndim", -1) == 4)
+
+
+def _outputs(function: relax.Function) -> list[relax.Var]:
+    result = function.body.body
+    return list(result.fields) if isinstance(result, relax.Tuple) else [result]
 
 
 def _first_line(exc: Exception) -> str:

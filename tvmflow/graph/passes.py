@@ -22,8 +22,10 @@ from tvmflow.graph.constants import FoldExactly
 from tvmflow.graph.packing import FoldRepacking, SplitRepacking
 from tvmflow.graph.replacement import OnReplaced, ReplaceOperators
 from tvmflow.graph.transposed import SplitTransposedConvolutions
+from tvmflow.graph.widening import ComputeInFloat32
 from tvmflow.graph.winograd import ScheduleWinograd, Winograd
 from tvmflow.kernels.default import DefaultSchedule
+from tvmflow.kernels.tf32_product import ScheduleTf32
 
 # Transposed convolutions stay as they are: TVM has no kernel for them in NHWC.
 CONV_LAYOUTS = {"relax.nn.conv2d": ["NHWC", "HWIO"], "relax.nn.conv2d_transpose": ["NCHW", "IOHW"]}
@@ -58,6 +60,13 @@ def simplify_steps() -> tuple[Step, ...]:
         Step("SplitTransposedConvolutions", "no products with the zeros that a stride puts between inputs",
              SplitTransposedConvolutions()),
     )  # fmt: skip
+
+
+def widen_steps(kind: str, widen_half: bool) -> tuple[Step, ...]:
+    """Half precision to float32, for a CPU."""
+    if kind != "llvm" or not widen_half:
+        return ()
+    return (Step("ComputeInFloat32", "CPUs convert half precision, they do not compute in it", ComputeInFloat32()),)
 
 
 def layout_steps() -> tuple[Step, ...]:
@@ -136,12 +145,16 @@ def lower_steps() -> tuple[Step, ...]:
     )
 
 
-def schedule_steps(kind: str) -> tuple[Step, ...]:
-    """Default schedules for the kernels that have none."""
+def schedule_steps(kind: str, tf32: bool) -> tuple[Step, ...]:
+    """Default schedules for the kernels that have none; `tf32` allows TF32 tensor cores."""
     if kind != "cuda":
         return (Step("DefaultSchedule", "register tiles and vectors for untuned kernels", DefaultSchedule()),)
+    tensor_cores = Step("ScheduleTf32", "untuned products on TF32 tensor cores", ScheduleTf32())
     apply = dlight.ApplyDefaultSchedule(*gpu_rules())
-    return (Step("ApplyDefaultSchedule", "DLight schedules for untuned kernels", apply),)
+    return (
+        *([tensor_cores] if tf32 else []),
+        Step("ApplyDefaultSchedule", "DLight schedules for untuned kernels", apply),
+    )
 
 
 def gpu_rules() -> tuple[dlight.ScheduleRule, ...]:

@@ -17,6 +17,7 @@ from tvmflow.kernels import repacking
 from tvmflow.tasks import Task, replay, trace_json
 from tvmflow.tuning import space
 from tvmflow.tuning.measure import Measured, Measurer
+from tvmflow.tuning.transfer import Experience
 from tvmflow.tuning.worker import Job, median_s
 
 FINALISTS = 3  # candidates of a task that are measured once more, with its default schedule, when its search ends
@@ -70,23 +71,29 @@ class Search:
         return not self.exhausted and not flat and self.trials < trials_per_task
 
 
-def begin(search: Search, record: Record | None, measurer: Measurer, machine: tuple[tvm.target.Target, Any]) -> None:
+def begin(
+    search: Search, record: Record | None, experience: Experience, measurer: Measurer,
+    machine: tuple[tvm.target.Target, Any],
+) -> None:  # fmt: skip
     """Measures where the search starts, and lays out its space; `machine` is the target and the cost model.
 
-    The starts are what the task would run with today: its record and its default schedule. A task that MetaSchedule's
-    rules do not fit is exhausted at once.
+    The starts are what the task would run with today, its record and its default schedule, and without a record the
+    schedules of its nearest relatives. A task that MetaSchedule's rules do not fit is exhausted at once.
     """
     task, (target, model) = search.task, machine
-    search.default = space.default(task.mod, target)
+    tf32 = task.parts.numerics["tf32"]
+    search.default = space.default(task.mod, target, tf32)
     search.trials = record.provenance.trials if record else 0
     # A session that goes on must not draw what the one before it drew.
-    search.context = space.context(task.mod, target, task.name, search.seed + search.trials)
+    search.context = space.context(task.mod, target, task.name, search.seed + search.trials, tf32)
     replayed = replay(task.mod, record.trace) if record is not None else None
-    starts = [schedule for schedule in (replayed, search.default) if schedule is not None]
+    today = [schedule for schedule in (replayed, search.default) if schedule is not None]
+    starts = today + (experience.starts(task.mod, search.context) if record is None else [])
     results = measurer.measure([job_of(s.mod) for s in starts], None)
-    for schedule, result in zip(starts, results, strict=True):
+    for number, (schedule, result) in enumerate(zip(starts, results, strict=True)):
         take(search, schedule, result)
-        search.start_s = min(search.start_s, median_s(result.samples_s) if result.samples_s else float("inf"))
+        if number < len(today) and result.samples_s:
+            search.start_s = min(search.start_s, median_s(result.samples_s))
     careful = record is not None and record.provenance.protocol.startswith(measurer.protocol + CONFIRMED)
     search.confirmed = careful and bool(search.best) and search.best[0].schedule is replayed
     try:

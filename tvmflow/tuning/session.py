@@ -17,6 +17,7 @@ from tvmflow.tasks import Task, trace_json
 from tvmflow.tuning import search, space
 from tvmflow.tuning.measure import Measurer
 from tvmflow.tuning.search import CONFIRMED, Candidate, Search
+from tvmflow.tuning.transfer import Experience
 
 CONFIRM_S = 1.5  # what measuring a task's finalists once more takes, about
 
@@ -82,11 +83,13 @@ class Session:
     def tune(self, tasks: Sequence[Task], known: Mapping[str, Record]) -> tuple[Outcome, ...]:
         """Searches schedules for `tasks` until the limits are reached; returns what was found for those that changed.
 
-        `known` holds the database's records by key: a task that has one starts from it and counts its trials. A
-        record is kept whenever a task's best improves, and replaced when the finalists were measured once more.
+        `known` holds the database's records by key: a task that has one starts from it and counts its trials, any
+        other also from those of kernels like it, of whatever target: they are only candidates. A record is kept
+        whenever a task's best improves, and replaced when the finalists were measured once more.
         """
         self._end = time.monotonic() + self.limits.seconds
         self._kept = dict(known)
+        self._experience = Experience(known.values())
         self._searches = [Search(task, self.limits.seed) for task in tasks]
         self._model = space.cost_model(self.limits.seed)
         for one in self._searches:
@@ -114,7 +117,7 @@ class Session:
 
     def _begin(self, one: Search) -> None:
         record = self._kept.get(one.task.key)
-        search.begin(one, record, self.measurer, (self.target, self._model))
+        search.begin(one, record, self._experience, self.measurer, (self.target, self._model))
         if record is None:
             self._keep(one)
         self._report(one)

@@ -14,10 +14,11 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import ScheduleError
 
 from tvmflow.graph import passes
-from tvmflow.kernels import blocking
+from tvmflow.kernels import blocking, tf32_product
 from tvmflow.kernels import default as cpu_default
 from tvmflow.kernels.axes import Registers
 from tvmflow.target import cores, machine_of
+from tvmflow.tuning import tensor_cores
 
 # EvolutionarySearch's defaults (512 x 4) take 17 to 70 s a round on one thread; these took 2 s with no loss seen.
 POPULATION, GENERATIONS, UNMEASURED = 64, 2, 32
@@ -28,8 +29,11 @@ UNROLL_STEPS = [0, 16, 64]  # MetaSchedule also tries 512: four times the compil
 PARALLEL_JOBS, VECTOR_EXTENT = 16, 64  # per core; elements. As in MetaSchedule's own rule.
 
 
-def context(mod: tvm.IRModule, target: tvm.target.Target, name: str, seed: int) -> ms.TuneContext:
-    """The search of one task: MetaSchedule's rules for the target, evolutionary search with a smaller population."""
+def context(mod: tvm.IRModule, target: tvm.target.Target, name: str, seed: int, tf32: bool = False) -> ms.TuneContext:
+    """The search of one task: MetaSchedule's rules for the target, evolutionary search with a smaller population.
+
+    `tf32` allows TF32 tensor cores for products.
+    """
     _load_intrinsics(str(target.kind.name), str(target.attrs.get("mtriple", "")))
     strategy = ms.search_strategy.EvolutionarySearch(
         population_size=POPULATION, genetic_num_iters=GENERATIONS, init_min_unmeasured=UNMEASURED
@@ -41,6 +45,10 @@ def context(mod: tvm.IRModule, target: tvm.target.Target, name: str, seed: int) 
 
     if target.kind.name == "cuda":
         # "from-target" would add tensor cores, whose intrinsics for float16 and int8 take 20 s to load.
+        product = tf32_product.find(Schedule(mod)) if tf32 else None
+        if product is not None:
+            return made(ms.space_generator.PostOrderApply(
+                sch_rules=tensor_cores.rules(product), postprocs=tensor_cores.postprocs(), mutator_probs="cuda"))
         return made(ms.space_generator.PostOrderApply(sch_rules="cuda", postprocs="cuda", mutator_probs="cuda"))
     chosen = made(ms.space_generator.PostOrderApply()).space_generator
     rules = [_rule(rule) for rule in chosen.sch_rules]
@@ -49,10 +57,14 @@ def context(mod: tvm.IRModule, target: tvm.target.Target, name: str, seed: int) 
     ))  # fmt: skip
 
 
-def default(mod: tvm.IRModule, target: tvm.target.Target) -> Schedule:
+def default(mod: tvm.IRModule, target: tvm.target.Target, tf32: bool = False) -> Schedule:
     """The schedule that a kernel gets where it is not tuned: DLight's on a GPU, ours on a CPU; its loops if none fits.
+
+    With `tf32`, a product's on a GPU is ours for tensor cores.
     """
     if target.kind.name == "cuda":
+        if tf32 and (own := tf32_product.schedule_of(mod))[1]:
+            return own[0]
         found = (rule.apply(mod["main"], target, False) for rule in passes.gpu_rules())
         try:
             return next(scheduled for scheduled in found if scheduled is not None)

@@ -1,0 +1,190 @@
+"""Libraries with something planted in them. Each function here runs in a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+FOLDER = Path(__file__).resolve().parent
+SIZE = 4096
+# Links code that flushes denormals as soon as a library is loaded, as -ffast-math does with older compilers.
+FLUSHING = """#include <xmmintrin.h>
+static void __attribute__((constructor)) flush(void) { _mm_setcsr(_mm_getcsr() | 0x8040); }
+"""
+RECIPROCAL = """
+# from tvm.script import tirx as T
+@T.prim_func(s_tir=True)
+def main(x: T.Buffer((4096,), "float32"), y: T.Buffer((4096,), "float32")):
+    for i in range(1024):
+        with T.sblock("reciprocal"):
+            v = T.axis.spatial(1024, i)
+            y[T.Ramp(v * 4, 1, 4)] = T.call_llvm_pure_intrin("float32x4", "llvm.x86.sse.rcp.ps", x[T.Ramp(v * 4, 1, 4)])
+"""
+
+
+def model(path: Path, nodes: list[Any], shape: tuple[int, ...], weights: dict[str, np.ndarray] | None = None) -> Path:
+    """An ONNX file of `nodes` from x to y, both of `shape`."""
+    tensors = [numpy_helper.from_array(array, name) for name, array in (weights or {}).items()]
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in "xy")
+    graph = helper.make_graph(nodes, "graph", [x], [y], tensors)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def functions(folder: Path) -> Path:
+    """exp(x) / (sqrt(x) + tanh(x)): every function that fast math would approximate."""
+    make = helper.make_node
+    nodes = [make("Exp", ["x"], ["a"]), make("Sqrt", ["x"], ["b"]), make("Tanh", ["x"], ["c"]),
+             make("Add", ["b", "c"], ["d"]), make("Div", ["a", "d"], ["y"])]  # fmt: skip
+    return model(folder / "functions.onnx", nodes, (SIZE,))
+
+
+def transposed(folder: Path) -> Path:
+    """Two convolutions with a Relu between them that runs in another order of axes."""
+    make = helper.make_node
+    nodes = [
+        make("Conv", ["x", "w"], ["a"], pads=[1, 1, 1, 1]), make("Transpose", ["a"], ["b"], perm=[0, 2, 3, 1]),
+        make("Relu", ["b"], ["c"]), make("Transpose", ["c"], ["d"], perm=[0, 3, 1, 2]),
+        make("Conv", ["d", "w"], ["y"], pads=[1, 1, 1, 1]),
+    ]  # fmt: skip
+    weights = np.random.default_rng(0).normal(size=(8, 8, 3, 3)).astype("float32")
+    return model(folder / "transposed.onnx", nodes, (1, 8, 16, 16), {"w": weights})
+
+
+def plain(folder: Path) -> Path:
+    """A matrix product, which keeps its schedule to itself, and a softmax."""
+    weights = np.random.default_rng(0).normal(size=(64, 64)).astype("float32")
+    nodes = [helper.make_node("MatMul", ["x", "w"], ["a"]), helper.make_node("Softmax", ["a"], ["y"])]
+    return model(folder / "plain.onnx", nodes, (64, 64), {"w": weights})
+
+
+# --- users' kernels ---------------------------------------------------------------------------------------------------
+
+
+def reciprocal(call: Any) -> object:
+    """A kernel of the user's for a CPU: x86's approximate reciprocal, four lanes at a time."""
+    import tvm
+    from tvm.s_tir import Schedule
+
+    return Schedule(tvm.script.from_source(RECIPROCAL)) if call.args[0].shape == (SIZE,) else None
+
+
+def fast_exp(call: Any) -> object:
+    """A kernel of the user's for a GPU: CUDA's approximate exponential."""
+    from tvm import te, tirx
+
+    x = te.placeholder(call.args[0].shape, "float32")
+    return te.create_prim_func([x, te.compute(
+        call.output.shape, lambda i: tirx.call_pure_extern("float32", "__expf", x[i]))])  # fmt: skip
+
+
+def user_kernel(name: str, operator: str) -> dict[str, Any]:
+    return {"kernels": {"planted": {"entry": f"audit_builds:{name}", "folder": str(FOLDER), "replaces": operator}}}
+
+
+# --- what is planted --------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def tvms_own_cuda_step(*_args: object) -> Iterator[None]:
+    """TVM's CUDA compile step with its defaults and its environment variables, by nvcc."""
+    import tvm_ffi
+    from tvm.support import nvcc
+
+    from tvmflow.build import cuda
+
+    name = "tvm_callback_cuda_compile"
+    os.environ["PATH"] = f"{cuda.tool('nvcc').parent}{os.pathsep}{os.environ['PATH']}"
+    ours = tvm_ffi.get_global_func(name)
+    compiled: Callable[[str], bytes] = lambda code: nvcc.compile_cuda(code, "cubin", compiler="nvcc")  # noqa: E731
+    tvm_ffi.register_global_func(name, compiled, override=True)
+    try:
+        yield
+    finally:
+        tvm_ffi.register_global_func(name, ours, override=True)
+
+
+def planted(name: str, folder: Path) -> contextlib.AbstractContextManager[object]:
+    """What is changed behind the config's back while a library is built."""
+    if name == "TVM's CUDA step":
+        return mock.patch("tvmflow.build.cuda.compile_step", tvms_own_cuda_step)
+    if name == "PassContext":
+        return mock.patch("tvmflow.build.numerics.pass_config", return_value={"tirx.enable_fast_math": True})
+    if name == "target":
+        return mock.patch("tvmflow.build.numerics.llvm_attributes", return_value={"fast-math": True})
+    if name == "linker":
+        (folder / "flushing.c").write_text(FLUSHING)
+        return mock.patch("tvmflow.build.library.linker", return_value={"options": [str(folder / "flushing.c")]})
+    if name == "no schedules":
+        return mock.patch("tvmflow.graph.passes.schedule_steps", return_value=())
+    return contextlib.nullcontext()
+
+
+def build(model_file: Path, folder: Path, plant: str, overrides: dict[str, Any], kept: bool = False) -> str:
+    """Builds an artifact with something planted; returns what the numerics' check says, if anything.
+
+    `kept` leaves the artifact although it fails that check.
+    """
+    from tvmflow import artifact, children, config
+    from tvmflow.errors import NumericsError
+
+    cfg = config.of_model(str(model_file), [{"verify": {"enabled": False}}, overrides])
+    folder.mkdir(parents=True, exist_ok=True)
+    unchecked = mock.patch("tvmflow.audit.check_numerics")
+    try:
+        with planted(plant, folder), unchecked if kept else contextlib.nullcontext():
+            artifact.write_manifest(folder, children.build(cfg, folder, None))
+    except NumericsError as exc:
+        return exc.message
+    return ""
+
+
+def build_all(jobs: list[tuple[Any, ...]]) -> list[str]:
+    """Several of `build`, one after another in one process."""
+    return [build(*job) for job in jobs]
+
+
+def partitioned(model_file: Path, folder: Path) -> None:
+    """An artifact whose matrix product is another code generator's: the partitioned subgraph of an external one."""
+    import tvm
+    import tvm_ffi
+    from tvm.relax import transform
+    from tvm.relax.dpl import is_op, wildcard
+
+    from tvmflow import artifact, config, frontend
+    from tvmflow.build import library
+    from tvmflow.graph import passes
+    from tvmflow.prepare import setting
+
+    build(model_file, folder, "", {})
+
+    def generate(functions: Any, _options: object, _names: object) -> list[Any]:
+        x, y = (tvm.te.placeholder((64, 64), name=name) for name in "xy")
+        made = tvm.te.create_prim_func([x, y, tvm.te.compute((64, 64), lambda i, j: x[i, j] * y[j, i])])
+        return [tvm.tirx.build(made.with_attr("global_symbol", str(f.attrs["global_symbol"])), "llvm")
+                for f in functions]  # fmt: skip
+
+    tvm_ffi.register_global_func("relax.ext.elsewhere", generate)
+    cfg = config.of_model(str(model_file))
+    chosen = setting(cfg)
+    pattern = [("elsewhere.matmul", is_op("relax.matmul")(wildcard(), wildcard()))]
+    with chosen.entered(), mock.patch("tvmflow.build.library._check_external"):
+        mod = frontend.load(cfg).mod
+        mod = transform.FuseOpsByPattern(pattern, bind_constants=False, annotate_codegen=True)(mod)
+        mod = transform.RunCodegen()(mod)
+        steps = (*passes.fuse_steps("llvm", False), *passes.schedule_steps("llvm"))
+        scheduled = passes.run(mod, steps, lambda *_: None)
+        lowered = passes.run(scheduled, passes.lower_steps(), lambda *_: None)
+        library.write_library(lowered, chosen.tvm_target, {}, folder)
+        kernels = library.contents(scheduled, lowered).kernels
+    manifest = artifact.read_manifest(folder)
+    files = manifest.files | {"library.so": artifact.file_entry(folder / "library.so")}
+    artifact.write_manifest(folder, manifest.model_copy(update={"files": files, "kernels": kernels}))

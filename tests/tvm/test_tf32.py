@@ -1,0 +1,337 @@
+"""TF32 tensor cores, as far as they go without a GPU: values of the schedules, lanes of the intrinsics, machine code.
+
+Three things together stand for a run on a GPU. The schedules run on a CPU with the loops that the intrinsics stand for
+in their places, threads one after the other, and are held against NumPy and PyTorch in float64. The CUDA functions
+that take those places run on a CPU lane by lane, around a tensor core made from the PTX ISA's text. What the CUDA
+compiler makes of both holds the instructions that were meant, and no others.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tvm
+from tvm import te, topi
+from tvm.s_tir import Schedule, TensorIntrin
+from tvm.s_tir.schedule import Trace
+from tvm.tirx import IntImm
+
+from tvmflow import target as targets
+from tvmflow import tasks
+from tvmflow.build import numerics
+from tvmflow.config import NumericsSection, TargetSection
+from tvmflow.kernels import tf32, tf32_product
+from tvmflow.tuning import search, space
+
+ROOT = Path(__file__).resolve().parents[2]
+TF32, FP32 = NumericsSection(tf32=True), NumericsSection()
+GPU = targets.to_tvm(targets.resolve(TargetSection(kind="cuda", arch="sm_80")), numerics.llvm_attributes(TF32))
+Reference = Callable[..., np.ndarray]
+Case = tuple[list[te.Tensor], te.Tensor, Reference]
+
+
+def tensor(name: str, *shape: int) -> te.Tensor:
+    """With the 64-bit sizes that models' kernels have."""
+    return te.placeholder([IntImm("int64", size) for size in shape], name=name)
+
+
+def matmul(m: int, n: int, k: int, transposed: str = "", batch: Sequence[int] = ()) -> Case:
+    """x @ y, where `transposed` names those of "xy" that are stored the other way round."""
+    x = tensor("x", *batch, *((k, m) if "x" in transposed else (m, k)))
+    y = tensor("y", *batch, *((n, k) if "y" in transposed else (k, n)))
+    r = te.reduce_axis((IntImm("int64", 0), IntImm("int64", k)), name="r")
+
+    def element(*at: tvm.tirx.Var) -> tvm.tirx.Expr:
+        *s, i, j = at
+        left = x(*s, r, i) if "x" in transposed else x(*s, i, r)
+        return te.sum(left * (y(*s, j, r) if "y" in transposed else y(*s, r, j)), axis=r)
+
+    z = te.compute([IntImm("int64", size) for size in (*batch, m, n)], element, name="matmul")
+
+    def reference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return (a.swapaxes(-1, -2) if "x" in transposed else a) @ (b.swapaxes(-1, -2) if "y" in transposed else b)
+
+    return [x, y], z, reference
+
+
+def convolution(layout: str, sizes: tuple[int, ...], channels: tuple[int, int], window: tuple[int, int, int]) -> Case:
+    """ReLU of a convolution of images x height x width; `window` is kernel, stride and padding."""
+    torch = pytest.importorskip("torch")
+    (images, height, width), (ci, co), (size, stride, pad) = sizes, channels, window
+    nhwc = layout == "NHWC"
+    x = tensor("x", images, height, width, ci) if nhwc else tensor("x", images, ci, height, width)
+    w = tensor("w", size, size, ci, co) if nhwc else tensor("w", co, ci, size, size)
+    kernel = topi.nn.conv2d_nhwc if nhwc else topi.nn.conv2d_nchw
+
+    def reference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        a, b = (a.transpose(0, 3, 1, 2), b.transpose(3, 2, 0, 1)) if nhwc else (a, b)
+        y = torch.relu(torch.nn.functional.conv2d(torch.tensor(a), torch.tensor(b), stride=stride, padding=pad)).numpy()
+        return np.asarray(y.transpose(0, 2, 3, 1) if nhwc else y)
+
+    return [x, w], topi.nn.relu(kernel(x, w, stride, pad, 1, "float32")), reference
+
+
+def with_epilogue() -> Case:
+    """Bias, a gate that reads its input twice, and a residual."""
+    (x, y), z, product = matmul(70, 50, 40)
+    bias, residual = tensor("bias", 50), tensor("residual", 70, 50)
+    biased = te.compute(z.shape, lambda i, j: z[i, j] + bias[j], name="biased")
+    gate = te.compute(z.shape, lambda i, j: te.tanh(biased[i, j] * 0.5), name="gate")
+    result = te.compute(z.shape, lambda i, j: biased[i, j] * gate[i, j] + residual[i, j], name="result")
+
+    def reference(a: np.ndarray, b: np.ndarray, c: np.ndarray, d: np.ndarray) -> np.ndarray:
+        value = product(a, b) + c
+        return value * np.tanh(value * 0.5) + d
+
+    return [x, y, bias, residual], result, reference
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "matmul": lambda: matmul(64, 96, 64),
+    "odd sizes": lambda: matmul(50, 33, 27),
+    "odd, x transposed": lambda: matmul(50, 33, 27, "x"),
+    "odd, y transposed": lambda: matmul(50, 33, 27, "y"),
+    "odd, both transposed": lambda: matmul(50, 33, 27, "xy"),
+    "large tiles": lambda: matmul(1300, 1290, 33),
+    "batch": lambda: matmul(40, 48, 56, batch=[3]),
+    "batch, y transposed": lambda: matmul(40, 48, 56, "y", batch=[2, 3]),
+    "bias, gate, residual": with_epilogue,
+    "3x3": lambda: convolution("NHWC", (1, 14, 14), (32, 48), (3, 1, 1)),
+    "stem": lambda: convolution("NHWC", (2, 15, 13), (3, 32), (3, 2, 1)),
+    "large stem": lambda: convolution("NHWC", (1, 112, 112), (3, 32), (3, 2, 1)),
+    "1x1": lambda: convolution("NHWC", (1, 7, 7), (64, 40), (1, 1, 0)),
+    "3x3 NCHW": lambda: convolution("NCHW", (1, 14, 14), (32, 48), (3, 1, 1)),
+    "1x1 NCHW": lambda: convolution("NCHW", (1, 7, 7), (64, 40), (1, 1, 0)),
+}
+
+
+def prim_func(case: Case) -> tvm.IRModule:
+    inputs, output, _ = case
+    return tvm.IRModule({"main": te.create_prim_func([*inputs, output], index_dtype_override="int64")})
+
+
+@pytest.fixture
+def described() -> Iterator[None]:
+    """Within it, each intrinsic is the loop nest that it stands for."""
+    names = {name for a in (False, True) for b in (False, True) for name in tf32.group(a, b).values()}
+    kept = {name: TensorIntrin.get(name) for name in names}
+    for name, intrinsic in kept.items():
+        TensorIntrin.register(name, intrinsic.desc, intrinsic.desc, override=True)
+    yield
+    for name, intrinsic in kept.items():
+        TensorIntrin.register(name, intrinsic.desc, intrinsic.impl, override=True)
+
+
+def run_serially(mod: tvm.IRModule, case: Case) -> None:
+    """Runs a GPU's schedule on this CPU, one thread after the other, and holds it against the reference.
+
+    What is left out is how it overlaps: that comes from annotations, which TVM's own passes follow.
+    """
+    text = mod.script()
+    text = re.sub(r'T\.thread_binding\((.+?), thread="[\w.]+"(, annotations=\{.*?\})?\)', r"range(\1)", text)
+    text = re.sub(r', annotations=\{"software_pipeline[^}]*\}', "", text)
+    overlap = r'"(warp_execution|double_buffer_scope|tirx\.manifest_shared_memory_local_stage)": \d(, )?'
+    text = re.sub(overlap, "", text)
+    text = re.sub(r', scope="[\w.]+"', "", text)
+    library = tvm.compile(tvm.script.from_source(text), target="llvm")
+    inputs, output, reference = case
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal([int(size) for size in one.shape]).astype("f4") for one in inputs]
+    result = tvm.runtime.tensor(np.full([int(size) for size in output.shape], np.nan, "f4"))
+    library["main"](*map(tvm.runtime.tensor, arrays), result)
+    want = reference(*(array.astype("f8") for array in arrays))
+    np.testing.assert_allclose(result.numpy(), want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_default_schedule_computes_the_product(name: str, described: None) -> None:
+    case = CASES[name]()
+    schedule, rule = tf32_product.schedule_of(prim_func(case))
+    assert re.fullmatch(r"tf32 (matmul|convolution) \d+x\d+x\d+", rule)
+    assert not re.search(r"range\(ax", schedule.mod.script())  # loops of known length: nothing is computed twice
+    run_serially(schedule.mod, case)
+
+
+def candidates(mod: tvm.IRModule, count: int) -> Iterator[Schedule]:
+    """Schedules drawn from the space that a search goes through."""
+    context = space.context(mod, GPU, "task", 1, tf32=True)
+    (design,) = space.designs(context)
+    for seed in range(1, 100):
+        schedule = Schedule(mod, seed=seed, debug_mask="none")
+        Trace(design.trace.insts, {}).apply_to_schedule(schedule, remove_postproc=True)
+        schedule.enter_postproc()
+        if all(postproc.apply(schedule) for postproc in context.space_generator.postprocs):
+            yield schedule
+            count -= 1
+        if not count:
+            return
+
+
+@pytest.mark.parametrize("name", ["odd, y transposed", "batch", "bias, gate, residual", "stem", "3x3 NCHW"])
+def test_candidates_compute_the_product(name: str, described: None) -> None:
+    case = CASES[name]()
+    mod, _ = tasks.canonical(prim_func(case)["main"])
+    for schedule in candidates(mod, 2):
+        assert "wmma." not in "".join(re.findall(r'scope="[\w.]+"', schedule.mod.script()))
+        run_serially(schedule.mod, case)
+
+
+def test_traces_replay_without_the_search() -> None:
+    mod, _ = tasks.canonical(prim_func(matmul(64, 96, 64))["main"])
+    for schedule in [tf32_product.schedule_of(mod)[0], *candidates(mod, 1)]:
+        assert tf32.is_used(schedule.mod["main"])
+        replayed = tasks.replay(mod, search.trace_json(schedule))
+        assert replayed is not None
+        tvm.ir.assert_structural_equal(replayed.mod["main"], schedule.mod["main"])
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_search_starts_from_tensor_cores_only_where_allowed(allowed: bool) -> None:
+    mod, _ = tasks.canonical(prim_func(matmul(64, 96, 64))["main"])
+    assert tf32.is_used(space.default(mod, GPU, allowed).mod["main"]) == allowed
+    rules = [str(type(rule)) for rule in space.context(mod, GPU, "task", 1, allowed).space_generator.sch_rules]
+    assert any("TensorCore" in rule for rule in rules) == allowed
+
+
+def test_small_open_and_other_functions_are_no_products() -> None:
+    x, y = te.placeholder((64, 64), name="x"), te.placeholder((64, 64), name="y")
+    n = te.var("n", "int64")
+    open_x = te.placeholder((n, 64), name="x")
+    k = te.reduce_axis((0, 64), name="k")
+    functions = {
+        "few rows": [*matmul(8, 64, 64)[:2]],
+        "open": [[open_x, y], te.compute((n, 64), lambda i, j: te.sum(open_x[i, k] * y[k, j], k), name="z")],
+        "max": [[x, y], te.compute((64, 64), lambda i, j: te.max(x[i, k] * y[k, j], k), name="z")],
+        "distance": [[x, y], te.compute((64, 64), lambda i, j: te.sum(te.abs(x[i, k] - y[k, j]), k), name="z")],
+        "half": [[x, y], te.compute((64, 64), lambda i, j: te.sum(x[i, k].astype("float16") * y[k, j].astype("float16"),
+                                                                  k), name="z")],
+        "depthwise": [*depthwise()],
+    }  # fmt: skip
+    for name, (inputs, output) in functions.items():
+        mod = tvm.IRModule({"main": te.create_prim_func([*inputs, output], index_dtype_override="int64")})
+        assert tf32_product.schedule_of(mod)[1] == "", name
+
+
+def depthwise() -> tuple[list[te.Tensor], te.Tensor]:
+    x, w = te.placeholder((1, 14, 14, 32), name="x"), te.placeholder((3, 3, 32, 1), name="w")
+    return [x, w], topi.nn.depthwise_conv2d_nhwc(x, w, 1, 1, 1)
+
+
+# The PTX ISA, "Matrix Fragments for mma.m16n8k8", .tf32: row and column of register i of a lane.
+def a_place(lane: int, i: int) -> tuple[int, int]:
+    return lane // 4 + (8 if i in (1, 3) else 0), lane % 4 + (4 if i in (2, 3) else 0)
+
+
+def b_place(lane: int, i: int) -> tuple[int, int]:
+    return lane % 4 + (4 if i == 1 else 0), lane // 4
+
+
+def c_place(lane: int, i: int) -> tuple[int, int]:
+    return lane // 4 + (8 if i in (2, 3) else 0), lane % 4 * 2 + (i & 1)
+
+
+@pytest.fixture(scope="module")
+def warp(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
+    """The CUDA functions of the intrinsics, compiled for this CPU; its `lane` says which lane runs them.
+
+    Rounding copies the bits; the tensor core keeps what a lane hands over, and gives it what `result` holds.
+    """
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        pytest.skip("no C++ compiler is installed")
+    source = "\n".join(tf32.FUNCTIONS.values())
+    source = re.sub(r"asm(?: volatile)?\((.*?)\);\n", on_host, source, flags=re.DOTALL)
+    folder = tmp_path_factory.mktemp("warp")
+    (folder / "warp.cpp").write_text(HOST + source + EXPORTED)
+    subprocess.run([compiler, "-shared", "-fPIC", "-Wno-unknown-pragmas", "-o", "warp.so", "warp.cpp"], cwd=folder,
+                   check=True)  # fmt: skip
+    return ctypes.CDLL(str(folder / "warp.so"))
+
+
+def on_host(asm: re.Match[str]) -> str:
+    """A call of `rounded` or `tensor_core` with the operands of an asm statement."""
+    operands = re.findall(r'"[=+]?[rf]"\((.*?)\)(?=,| *:|\n|$)', asm[1], re.MULTILINE)
+    return f"{'tensor_core' if 'mma.sync' in asm[1] else 'rounded'}({', '.join(operands)});\n"
+
+
+HOST = """
+#include <cstring>
+#define __device__
+#define __forceinline__ inline
+struct { int x; } threadIdx;
+extern "C" {
+int call;
+unsigned handed[2][6];
+float result[2][4];
+}
+static void rounded(unsigned& to, float from) { memcpy(&to, &from, 4); }
+static void tensor_core(float& c0, float& c1, float& c2, float& c3, unsigned a0, unsigned a1, unsigned a2, unsigned a3,
+                        unsigned b0, unsigned b1) {
+  unsigned all[6] = {a0, a1, a2, a3, b0, b1};
+  memcpy(handed[call], all, sizeof all);
+  float* to = result[call++];
+  c0 += to[0], c1 += to[1], c2 += to[2], c3 += to[3];
+}
+"""
+EXPORTED = """
+extern "C" {
+void lane(int n) { threadIdx.x = n; call = 0; }
+void load(float* f, const float* s, int row, int k) { tf32_load(f, s, row, k); }
+void multiply(float* c, const float* a, const float* b) { tf32_multiply(c, a, b); }
+void clear(float* c) { tf32_clear(c); }
+void store(float* t, const float* c, int stride) { tf32_store(t, c, stride); }
+}
+"""
+
+
+@pytest.mark.parametrize("a_by_k", [False, True])
+@pytest.mark.parametrize("b_by_k", [False, True])
+def test_lanes_hold_what_the_ptx_isa_says(a_by_k: bool, b_by_k: bool, warp: ctypes.CDLL) -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.standard_normal((16, 8)).astype("f4"), rng.standard_normal((8, 16)).astype("f4")
+    fragments = np.zeros((2, 32, 4), "f4")
+    for index, (rows, by_k) in enumerate(((a, a_by_k), (b.T, b_by_k))):
+        tile = np.zeros((8, 24) if by_k else (16, 12), "f4")  # with the padding of shared memory
+        tile[:, : 16 if by_k else 8] = rows.T if by_k else rows
+        strides = (1, 24) if by_k else (12, 1)
+        for lane in range(32):
+            warp.lane(lane)
+            warp.load(pointer(fragments[index, lane]), pointer(tile), *strides)
+    target, sums = np.zeros((16, 16), "f4"), np.ones((32, 8), "f4")
+    handed = (ctypes.c_uint * 12).in_dll(warp, "handed")
+    result = (ctypes.c_float * 8).in_dll(warp, "result")
+    halves = np.zeros((2, 16, 8), "f4")
+    registers = np.zeros((32, 2, 6), "f4")
+    for lane in range(32):  # what each lane hands to the tensor core
+        warp.lane(lane)
+        warp.clear(pointer(sums[lane]))
+        assert not sums[lane].any()
+        warp.multiply(pointer(sums[lane].copy()), pointer(fragments[0, lane]), pointer(fragments[1, lane]))
+        registers[lane] = np.frombuffer(handed, "f4").reshape(2, 6)
+    for half in range(2):
+        x, y = np.full((16, 8), np.nan, "f4"), np.full((8, 8), np.nan, "f4")
+        for lane in range(32):
+            for i in range(4):
+                x[a_place(lane, i)] = registers[lane, half, i]
+            for i in range(2):
+                y[b_place(lane, i)] = registers[lane, half, 4 + i]
+        halves[half] = x @ y
+    for lane in range(32):  # what it gives back to each
+        warp.lane(lane)
+        given = [halves[half][c_place(lane, i)] for half in range(2) for i in range(4)]
+        result[:] = given
+        warp.multiply(pointer(sums[lane]), pointer(fragments[0, lane]), pointer(fragments[1, lane]))
+        warp.store(pointer(target), pointer(sums[lane]), 16)
+    np.testing.assert_allclose(target, a @ b, rtol=1e-6, atol=1e-6)
+
+
+def pointer(array: np.ndarray) -> ctypes.c_void_p:
+    assert array.flags.c_contiguous
+    return ctypes.c_void_p(array.ctypes.data)

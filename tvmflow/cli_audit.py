@@ -1,0 +1,54 @@
+"""The command `audit`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tvmflow import cli_options
+from tvmflow.cli_tables import progress, show_either
+from tvmflow.errors import OutputError
+
+
+@click.command()
+@click.argument("artifact", type=click.Path(path_type=Path))
+@click.option("--time", "timed", is_flag=True, help="Run it here, on a CPU, and give each kernel's share of the time.")
+@click.option("--model", type=click.Path(path_type=Path), help="For --time: the model, if it was moved.")
+@click.option("--markdown", type=click.Path(path_type=Path, allow_dash=True), metavar="FILE",
+              help="Write the report as Markdown; - is standard output.")
+@cli_options.as_json
+@cli_options.debug
+def audit(artifact: Path, timed: bool, model: Path | None, markdown: Path | None, as_json: bool, debug: bool
+          ) -> None:  # fmt: skip
+    """Show what is inside ARTIFACT, read from its code, and fail where something is there that should not be.
+
+    \b
+    external calls   what the library calls or needs beyond its own kernels, against [audit] allow
+    kernels          where each one's schedule comes from; one without a schedule is a fault
+    layouts          transposes before and after the graph passes; needless ones are a fault
+    CUDA resources   registers, shared memory, spills, theoretical occupancy and what limits it
+    numerics         [numerics] against LLVM's IR, PTX and the machine code of CPU and GPU
+
+    Nothing is run (but for --time), and no GPU is needed. Exit code 0: no fault; 16: faults, each with what to do.
+    """
+    from tvmflow import audit as audits
+    from tvmflow import flow, report_audit
+
+    with progress("auditing"):
+        found = flow.audit_artifact(artifact, timed, model)
+    if markdown is not None:
+        _write(markdown, report_audit.markdown(found))
+    if as_json or markdown is None:
+        show_either(report_audit.rendered(found), found.model_dump(mode="json"), as_json)
+    audits.check(found)
+
+
+def _write(file: Path, text: str) -> None:
+    if str(file) == "-":
+        click.echo(text, nl=False)
+        return
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as exc:
+        raise OutputError(f"--markdown {file}: {exc.strerror}", "name a file in a folder that can be written") from None

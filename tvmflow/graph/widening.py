@@ -1,0 +1,95 @@
+"""Half precision on a CPU: float16 and bfloat16 models computed in float32.
+
+CPUs convert these formats quickly but hardly compute in them: an operator in float16 costs conversions of every
+operand and result, and rounds. ONNX Runtime does the same on CPUs. Inputs, outputs and what is not understood here keep
+their dtypes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tvm
+from tvm import relax
+from tvm.relax.expr_functor import PyExprMutator, mutator
+
+from tvmflow.graph.mutation import mutated
+
+NARROW = ("float16", "bfloat16")
+
+
+@tvm.transform.module_pass(opt_level=0, name="ComputeInFloat32")
+class ComputeInFloat32:
+    """Every operator whose dtype follows its operands' gets them in float32, constants among them.
+
+    Conversions to a narrow format on the way go with it, so what they rounded keeps its bits.
+    """
+
+    def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        return mutated(mod, _Widener)
+
+
+@mutator
+class _Widener(PyExprMutator):  # type: ignore[misc] # TVM has no types
+    def visit_seq_expr_(self, seq: relax.SeqExpr) -> relax.Expr:
+        """What a function or branch returns has the dtypes it had."""
+        new = super().visit_seq_expr_(seq)
+        if not _holds_narrow(seq.body.ty):
+            return new
+        self.builder_._begin_binding_block()
+        body = self._cast(new.body, _dtypes(seq.body.ty))
+        return relax.SeqExpr([*new.blocks, self.builder_._end_block()], body)
+
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        if not _holds_narrow(call.ty) and not any(_holds_narrow(arg.ty) for arg in call.args):
+            return self.visit_expr_post_order(call)
+        args = [self.visit_expr(arg) for arg in call.args]
+        if getattr(call.op, "name", "") == "relax.astype":
+            return self._cast(args[0], _widened(_dtypes(call.ty)))
+        wide = self._in_float32(call, args)
+        return wide if wide is not None else self._as_it_was(call, args)
+
+    def _in_float32(self, call: relax.Call, args: list[relax.Expr]) -> relax.Expr | None:
+        """The call on widened operands; None where its result would not simply be the wider one."""
+        if not isinstance(call.op, tvm.ir.Op) or call.ty_args:
+            return None
+        args = [self._cast(arg, _widened(_dtypes(arg.ty))) for arg in args]
+        try:
+            wide = self.builder_.normalize(relax.Call(call.op, args, call.attrs))
+        except (RuntimeError, ValueError, TypeError):  # an operator that wants this very dtype
+            return None
+        return wide if _dtypes(wide.ty) == _widened(_dtypes(call.ty)) else None
+
+    def _as_it_was(self, call: relax.Call, args: list[relax.Expr]) -> relax.Expr:
+        args = [self._cast(arg, _dtypes(old.ty)) for arg, old in zip(args, call.args, strict=True)]
+        return self.builder_.normalize(relax.Call(call.op, args, call.attrs, call.ty_args))
+
+    def _cast(self, expr: relax.Expr, dtypes: Any) -> relax.Expr:
+        """`expr` in the given dtypes: of a tensor one, of a tuple one for each field."""
+        if _dtypes(expr.ty) == dtypes:
+            return expr
+        if isinstance(dtypes, tuple):
+            fields = expr if isinstance(expr, relax.Tuple) else [
+                self.builder_.emit(relax.TupleGetItem(expr, i)) for i in range(len(dtypes))]  # fmt: skip
+            return relax.Tuple([self._cast(field, dtype) for field, dtype in zip(fields, dtypes, strict=True)])
+        if isinstance(expr, tvm.ir.GenericConst):
+            return relax.const(expr.value.numpy().astype(dtypes), dtypes)
+        return self.builder_.emit(relax.op.astype(expr, dtypes))
+
+
+def _dtypes(ty: Any) -> Any:
+    """The dtype of a tensor type, for a tuple type those of its fields, for any other None."""
+    if isinstance(ty, relax.TupleType):
+        return tuple(_dtypes(field) for field in ty.fields)
+    return str(ty.dtype) if isinstance(ty, relax.TensorType) else None
+
+
+def _widened(dtypes: Any) -> Any:
+    if isinstance(dtypes, tuple):
+        return tuple(_widened(dtype) for dtype in dtypes)
+    return "float32" if dtypes in NARROW else dtypes
+
+
+def _holds_narrow(ty: Any) -> bool:
+    dtypes = _dtypes(ty)
+    return bool(_widened(dtypes) != dtypes)
