@@ -79,33 +79,34 @@ class _Beside:
         self._narrowest, self._kept = narrowest, kept
         self._calls = 0
         self._arguments: list[Any] = []
-        self._got: list[np.ndarray] = []
         self.found: dict[str, KernelError] = {}
 
     def around(self, _function: object, name: str, before: bool, _result: object, *args: Any) -> int:
         if name in self._names:
             if before:
-                self._run(name, args)
+                self._arguments = _given(args)
             else:
-                self._judge(name, [arg for arg in _given(args) if isinstance(arg, np.ndarray)])
+                self._compare(name, _given(args))
         return 0  # the good one runs
 
-    def _run(self, name: str, args: Sequence[Any]) -> None:
+    def _compare(self, name: str, after: Sequence[Any]) -> None:
+        """Runs the bad kernel too, with rubbish in what the good one changed: in the outputs, that is."""
         self._calls += 1
         emit(Running(name, self._calls))
-        self._arguments = _given(args)
-        copies = [self._tvm.runtime.tensor(arg, self._device) if isinstance(arg, np.ndarray) else arg
-                  for arg in self._arguments]  # fmt: skip
+        start = [_rubbish(arg) if isinstance(arg, np.ndarray) and arg.tobytes() != then.tobytes() else arg
+                 for arg, then in zip(self._arguments, after, strict=True)]  # fmt: skip
+        copies = [self._tvm.runtime.tensor(arg, self._device) if isinstance(arg, np.ndarray) else arg for arg in start]
         self._module.get_function(name, True)(*copies)
-        self._got = [copy.numpy() for copy in copies if hasattr(copy, "numpy")]
+        got = [copy.numpy() for copy in copies if hasattr(copy, "numpy")]
+        self._judge(name, start, got, [arg for arg in after if isinstance(arg, np.ndarray)])
 
-    def _judge(self, name: str, want: Sequence[np.ndarray]) -> None:
+    def _judge(self, name: str, start: Sequence[Any], got: Sequence[np.ndarray], want: Sequence[np.ndarray]) -> None:
         """All arguments are compared: the outputs, and the inputs, which neither may change."""
-        for got, wanted in zip(self._got, want, strict=True):
-            error = _error_of(name, self._calls, got, wanted, self._narrowest)
+        for one, wanted in zip(got, want, strict=True):
+            error = _error_of(name, self._calls, one, wanted, self._narrowest)
             known = self.found.get(name)
             if not error.ok and all(one.ok for one in self.found.values()):
-                npz.write(self._kept, _named(self._arguments))
+                npz.write(self._kept, _named(start))
             if known is None or (known.ok, -known.share) > (error.ok, -error.share):
                 self.found[name] = error
 
@@ -182,6 +183,11 @@ def first_unbuildable(part: Part) -> tuple[str, str, str] | None:
 def _given(args: Sequence[Any]) -> list[Any]:
     """Copies of the arguments of a kernel: tensors as arrays, sizes as they are."""
     return [arg.numpy().copy() if hasattr(arg, "numpy") else arg for arg in args]
+
+
+def _rubbish(array: np.ndarray) -> np.ndarray:
+    """What uninitialised memory may hold: NaN for floats, the type's largest or -1 for integers."""
+    return np.frombuffer(b"\xff" * array.nbytes, array.dtype).reshape(array.shape)
 
 
 def _named(arguments: Sequence[Any]) -> dict[str, np.ndarray]:
