@@ -1,9 +1,9 @@
 """matmul + bias + GELU (erf), 128 x 384 x 1536: one kernel of ours beside torch, ONNX Runtime, and naive loops.
 
-    python benchmarks/fused.py [SECONDS]        # default 10
+    python benchmarks/fused.py [SECONDS] [TRIALS]       # default 10 s, and 0 trials: the default schedule
 
-No tuning database: the default schedule. Two threads; the sides take turns in one process, each makes its output anew.
-"Naive" is TVM without any schedule, timed apart: it is too slow to take turns.
+With trials the kernel is tuned first, into a database of its own. Two threads; the sides take turns in one process,
+each makes its output anew. "Naive" is TVM without any schedule, timed apart: it is too slow to take turns.
 """
 
 from __future__ import annotations
@@ -65,12 +65,17 @@ def naive_s(weights: np.ndarray, x: np.ndarray) -> float:
 def main() -> None:
     import torch
 
-    budget_s = float(sys.argv[1]) if len(sys.argv) > 1 else 10.0
+    budget_s, trials = (float(text) for text in [*sys.argv[1:], *["10", "0"][len(sys.argv) - 1 :]])
     with tempfile.TemporaryDirectory() as name:
         model = Path(name) / "fused.onnx"
         weights, bias = write_model(model)
         artifact = Path(name) / "fused.tvmflow"
-        flow.compile_model(config.of_model(str(model), [{"target": {"threads": THREADS}}]), artifact)
+        cfg = config.of_model(str(model), [{"target": {"threads": THREADS}}])
+        if trials:
+            tuning = {"database": str(Path(name) / "db"), "trials_per_task": int(trials)}
+            cfg = config.of_model(str(model), [{"target": {"threads": THREADS}, "tuning": tuning}])
+            flow.tune([cfg], flow.Selection(), lambda event: None)
+        flow.compile_model(cfg, artifact)
         session = runtime.load(artifact, THREADS)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = THREADS

@@ -180,7 +180,7 @@ def partitioned(model_file: Path, folder: Path) -> None:
         mod = frontend.load(cfg).mod
         mod = transform.FuseOpsByPattern(pattern, bind_constants=False, annotate_codegen=True)(mod)
         mod = transform.RunCodegen()(mod)
-        steps = (*passes.fuse_steps("llvm", False), *passes.schedule_steps("llvm"))
+        steps = (*passes.fuse_steps("llvm", False), *passes.schedule_steps("llvm", False))
         scheduled = passes.run(mod, steps, lambda *_: None)
         lowered = passes.run(scheduled, passes.lower_steps(), lambda *_: None)
         library.write_library(lowered, chosen.tvm_target, {}, folder)

@@ -10,7 +10,7 @@ import tvm
 from tvm import relax, te, topi
 
 from tvmflow.artifact import ALIGNMENT
-from tvmflow.graph import constants, layouts, passes
+from tvmflow.graph import cancel, constants, layouts, passes
 from tvmflow.kernels import default
 
 TARGET = {"kind": "llvm", "num-cores": 2}
@@ -75,6 +75,20 @@ def test_exact_folding_is_exact_and_total() -> None:
     x = rng.standard_normal((8, 8)).astype("f4")
     want = x * (gamma / np.sqrt(variance + np.float32(1e-5))).reshape(8, 8).T
     np.testing.assert_array_equal(evaluate(mod, x), want)
+
+
+def test_transposes_that_undo_each_other_go() -> None:
+    def there_and_back(builder: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+        there = builder.emit(relax.op.permute_dims(x, [0, 2, 3, 1]))
+        back = builder.emit(relax.op.permute_dims(there, [0, 3, 1, 2]))
+        further = builder.emit(relax.op.permute_dims(there, [0, 2, 3, 1]))
+        return builder.emit(relax.op.multiply(back, builder.emit(relax.op.permute_dims(further, [0, 2, 3, 1]))))
+
+    mod = cancel.CancelTransposes()(module(there_and_back, (2, 3, 3, 3)))
+    mod = tvm.relax.transform.DeadCodeElimination()(mod)
+    assert ops(mod).count("relax.permute_dims") == 3
+    x = np.random.default_rng(0).standard_normal((2, 3, 3, 3)).astype("f4")
+    np.testing.assert_array_equal(evaluate(mod, x), x * x)
 
 
 def test_constants_leave_the_library() -> None:

@@ -84,6 +84,10 @@ def findings(
     if on_gpu and not codes:
         yield _fault("CUDA kernels", "no machine code could be read: the library holds source, PTX or a packed image, "
                      "which the machine that loads it compiles by its own rules", "compile the model with tvmflow")
+    if stated.tf32 and codes and not audit.tf32_kernels:
+        yield Finding(check="numerics", level="warning", place="CUDA kernels",
+                      what="tf32 = true, but no kernel multiplies in TF32",
+                      action="the manifest's notes say which products stay in float32")  # fmt: skip
     if audit.llvm_flags is None:
         yield Finding(check="numerics", level="warning", place="LLVM's IR",
                       what="this library's build was not watched, so its fast-math flags are not known",

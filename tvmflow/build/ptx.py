@@ -39,7 +39,8 @@ NEEDED = {
     "tanh": {"ex2.approx.ftz.f32", "rcp.approx.ftz.f64"},
 }
 # float16's functions compute in float32, and are exact after rounding; "half" also stands for its division.
-HALF = {"ex2.approx.ftz.f32", "lg2.approx.ftz.f32", "rcp.approx.ftz.f32", "rsqrt.approx.ftz.f32", "sqrt.approx.ftz.f32"}
+HALF = {"ex2.approx.ftz.f32", "lg2.approx.ftz.f32", "rcp.approx.ftz.f32", "rsqrt.approx.ftz.f32", "sqrt.approx.ftz.f32",
+        "rcp.approx.ftz.f64"}  # fmt: skip
 _HALF_USE = re.compile(r"\b(?:(?:__)?(?:half2?|nv_bfloat162?)|h(?:exp2?|exp10|log2?|log10|r?sqrt|rcp|tanh))\b")
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)")
 _KERNEL = re.compile(r"__global__[^(;{]*?(?:__launch_bounds__\([^)]*\)\s*)?\b(\w+)\s*\(", re.DOTALL)

@@ -12,6 +12,7 @@ from tvm.tirx import IntImm
 
 from tvmflow.errors import BudgetError
 from tvmflow.graph import needless
+from tvmflow.graph.cancel import axes_of
 from tvmflow.graph.passes import AfterStep, has_convolution, layout_steps, run, simplify_steps
 from tvmflow.graph.winograd import plan_of
 from tvmflow.kernels.axes import Registers
@@ -131,7 +132,7 @@ def transforms_of(mod: tvm.IRModule) -> tuple[LayoutTransform, ...]:
 def _transforms_in(function: relax.Function) -> Iterator[LayoutTransform]:
     producers: dict[relax.Var, str] = {}
     consumers = _consumers(function)
-    reasons = needless.reasons(_bindings(function), _outputs(function), needless.Moves(_op_name, _axes))
+    reasons = needless.reasons(_bindings(function), _outputs(function))
     for binding in _bindings(function):
         producers[binding.var] = _op_name(binding.value)
         call = binding.value
@@ -181,21 +182,12 @@ def _moves_data(value: object) -> bool:
         return False
     if value.op.name == "relax.layout_transform":
         return True
-    order = _axes(value)
+    order = axes_of(value)
     if order is None:
         return False
     shape = _dims(value.args[0])
     moved = [axis for axis in order if not (isinstance(shape[axis], IntImm) and int(shape[axis]) == 1)]
     return moved != sorted(moved)
-
-
-def _axes(value: object) -> tuple[int, ...] | None:
-    """The order in which a transpose puts the axes of its input; None for another operator."""
-    if not isinstance(value, relax.Call) or getattr(value.op, "name", "") != "relax.permute_dims":
-        return None
-    rank = len(_dims(value.args[0]))
-    axes = value.attrs.axes
-    return tuple(reversed(range(rank))) if axes is None else tuple(int(axis) % rank for axis in axes)
 
 
 def _dims(value: relax.Expr) -> list[tvm.ir.PrimExpr]:

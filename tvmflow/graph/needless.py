@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import tvm
 from tvm import relax
+
+from tvmflow.graph.cancel import axes_of, undoes
 
 # Operators that treat every element alike: they may run before a transpose or behind it.
 ELEMENTWISE = frozenset({
@@ -22,14 +24,6 @@ ANY_LAYOUT = frozenset({
     "concat", "split", "mean", "sum", "max", "min", "nn.adaptive_avg_pool2d", "nn.avg_pool2d", "nn.max_pool2d",
     "nn.pad", "nn.softmax", "image.resize2d",
 })  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Moves:
-    """What `reasons` needs to know of an operator: its name, and how it permutes axes, if it is a transpose."""
-
-    name: Callable[[object], str]
-    axes: Callable[[object], tuple[int, ...] | None]
 
 
 @dataclass(frozen=True)
@@ -49,19 +43,19 @@ class _Permuted:
     between: frozenset[str]
 
 
-def reasons(bindings: list[relax.VarBinding], outputs: list[relax.Var], moves: Moves) -> dict[relax.Var, Reason]:
+def reasons(bindings: list[relax.VarBinding], outputs: list[relax.Var]) -> dict[relax.Var, Reason]:
     """The needless transposes among `bindings`, by the variable that each writes."""
     permuted: dict[relax.Var, _Permuted] = {}
     undone: dict[relax.Var, _Permuted] = {}
     readers = _readers(bindings)
     for binding in bindings:
-        axes = moves.axes(binding.value)
+        axes = axes_of(binding.value)
         if axes is None:
-            if (joined := _through(binding.value, permuted, moves)) is not None:
+            if (joined := _through(binding.value, permuted)) is not None:
                 permuted[binding.var] = joined
             continue
         source = permuted.get(binding.value.args[0])
-        if source is not None and _is_identity(source.axes, axes):
+        if source is not None and undoes(source.axes, axes):
             undone[binding.var] = source
         else:
             permuted[binding.var] = _Permuted(axes, frozenset({binding.var}), frozenset())
@@ -80,10 +74,12 @@ def _reason(source: _Permuted) -> Reason:
     return Reason(f"{pair}, {between}" + ("" if certain else ", which any layout serves"), certain)
 
 
-def _through(value: object, permuted: Mapping[relax.Var, _Permuted], moves: Moves) -> _Permuted | None:
+def _through(value: object, permuted: Mapping[relax.Var, _Permuted]) -> _Permuted | None:
     """The permutation of an operator's result, where all that it reads is permuted alike or constant."""
-    name = moves.name(value)
-    if not isinstance(value, relax.Call) or name not in ELEMENTWISE | ANY_LAYOUT:
+    if not isinstance(value, relax.Call):
+        return None
+    name = str(getattr(value.op, "name", "")).removeprefix("relax.")
+    if name not in ELEMENTWISE | ANY_LAYOUT:
         return None
     inputs = [field for arg in value.args for field in (arg.fields if isinstance(arg, relax.Tuple) else [arg])]
     found = [permuted.get(arg) for arg in inputs if isinstance(arg, relax.Var)]
@@ -118,7 +114,3 @@ def _readers(bindings: list[relax.VarBinding]) -> Mapping[relax.Var, list[relax.
 
         tvm.relax.analysis.post_order_visit(binding.value, visit)
     return readers
-
-
-def _is_identity(first: tuple[int, ...], second: tuple[int, ...]) -> bool:
-    return [first[axis] for axis in second] == sorted(first)

@@ -18,6 +18,7 @@ from tvm.relax.backend import DispatchSampling, DispatchSortScan
 from tvm.s_tir import dlight
 
 from tvmflow.config import KernelSection
+from tvmflow.graph.cancel import CancelTransposes
 from tvmflow.graph.constants import FoldExactly
 from tvmflow.graph.epilogues import KeepResizersApart
 from tvmflow.graph.packing import FoldRepacking, SplitRepacking
@@ -26,6 +27,7 @@ from tvmflow.graph.transposed import SplitTransposedConvolutions
 from tvmflow.graph.widening import ComputeInFloat32
 from tvmflow.graph.winograd import ScheduleWinograd, Winograd
 from tvmflow.kernels.default import DefaultSchedule
+from tvmflow.kernels.prefetch import Prefetch
 from tvmflow.kernels.tf32_product import ScheduleTf32
 
 # Transposed convolutions stay as they are: TVM has no kernel for them in NHWC.
@@ -74,7 +76,8 @@ def layout_steps() -> tuple[Step, ...]:
     """Convolutions to NHWC, with the transposes this brings cancelled or folded into the weights."""
     return (
         Step("ConvertLayout", "convolutions to NHWC with HWIO weights", transform.ConvertLayout(CONV_LAYOUTS)),
-        Step("CanonicalizeBindings", "pairs of opposite transposes cancel", transform.CanonicalizeBindings()),
+        Step("CancelTransposes", "pairs of opposite transposes cancel", CancelTransposes()),
+        Step("CanonicalizeBindings", "one name per value", transform.CanonicalizeBindings()),
         Step("FoldExactly", "transposed weights become the weights", FoldExactly()),
         Step("FoldConstant", "compute what became constant", transform.FoldConstant()),
         Step("DeadCodeElimination", "drop what the new layout left unused", transform.DeadCodeElimination()),
@@ -127,6 +130,7 @@ def pack_steps(kind: str, prepack: bool) -> tuple[Step, ...]:
              SplitRepacking()),
         Step("FoldRepacking", "repacked weights become the weights", FoldRepacking()),
         Step("DeadCodeElimination", "drop the repacking functions", transform.DeadCodeElimination()),
+        Step("Prefetch", "products ask for their next weights early", Prefetch()),
     )  # fmt: skip
 
 

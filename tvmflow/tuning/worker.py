@@ -23,7 +23,7 @@ import tvm
 from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 
 from tvmflow.errors import SetupError, TargetError
-from tvmflow.kernels import vector_math
+from tvmflow.kernels import prefetch, vector_math
 from tvmflow.target import THREADING
 
 MEMORY_BYTES = 8 << 30  # of data; a candidate that asks for more fails alone
@@ -101,9 +101,10 @@ def library(job: Job, target: tvm.target.Target) -> Any:
 
     Without the checks of its arguments, which are ours: a sixth of what LLVM has to compile.
     """
-    if str(target.kind) == "llvm":
-        vector_math.register()  # as in the library that the schedule ends up in
     mod = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(tvm.ir.load_json(job.module_json))
+    if str(target.kind) == "llvm":
+        vector_math.register()  # both as in the library that the schedule ends up in
+        mod = prefetch.inserted(mod)
     with tvm.transform.PassContext(opt_level=3, config={"tirx.disable_assert": True}):
         return tvm.tirx.build(mod, target=target)
 
