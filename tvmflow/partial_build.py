@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     import tvm
 
     from tvmflow.graph.passes import Step
+    from tvmflow.graph.replacement import OnReplaced, Replacement
     from tvmflow.prepare import Setting
 
 WINOGRAD = ("Winograd", "ScheduleWinograd")
 VECTOR_MATH, SCHEDULES, RECORDS = "VectorMath", "DefaultSchedule", "TuningRecords"
 PLANNING = "StaticPlanBlockMemory"
+REPLACEMENT = "ReplaceOperators"
 FAST_MATH, TF32 = "numerics.fast_math", "numerics.tf32"
 # Without these no graph becomes kernels; where one of them is not among the steps taken, it is done all the same.
 NEEDED = ("DecomposeOpsForInference", "DispatchSampling", "DispatchSortScan", "LegalizeOps", "FuseTIR")
@@ -42,9 +44,10 @@ class Part:
     without: tuple[str, ...] = ()
 
 
-def steps(cfg: Config, layout: str) -> tuple[str, ...]:
-    """The names of a config's steps, in order."""
-    return (*(step.name for step in _graph_steps(cfg, layout)), *_later_steps(cfg))
+def steps(part: Part) -> tuple[str, ...]:
+    """The names of a part's steps, in order."""
+    graph, later = _graph_steps(part.cfg, part.layout), _later_steps(part.cfg)
+    return (*(step.name for step in graph), *later)[: part.count]
 
 
 def build(part: Part, folder: Path, whole: Manifest) -> Manifest:
@@ -114,13 +117,28 @@ def _effective(cfg: Config, taken: frozenset[str]) -> Config:
     return cfg.model_copy(update={"numerics": numerics, "target": target})
 
 
-def _graph_steps(cfg: Config, layout: str) -> tuple[Step, ...]:
+def replacements(part: Part) -> tuple[list[Replacement], Setting]:
+    """The places where the part's last step puts kernels of the user's, and what they are built for."""
+    from tvmflow.prepare import setting
+
+    found: list[Replacement] = []
+    steps_ = _graph_steps(part.cfg, part.layout, found.append)[: part.count]
+    chosen = setting(_effective(part.cfg, frozenset()))
+    model = frontend.load(part.cfg)
+    with chosen.entered():
+        _run(model.mod, steps_)
+    return found, chosen
+
+
+def _graph_steps(
+    cfg: Config, layout: str, on_replaced: OnReplaced = lambda replacement: None
+) -> tuple[Step, ...]:
     from tvmflow.graph import passes
 
     kind = cfg.target.kind
     return (
         *passes.simplify_steps(), *(passes.layout_steps() if layout == "nhwc" else ()),
-        *passes.user_steps(cfg.kernels, lambda replacement: None),
+        *passes.user_steps(cfg.kernels, on_replaced),
         *passes.winograd_steps(kind, cfg.numerics.winograd), *passes.fuse_steps(kind, cfg.graph.prepack),
     )  # fmt: skip
 

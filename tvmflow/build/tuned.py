@@ -45,6 +45,9 @@ def apply(prepared: tvm.IRModule, reading: Reading, target: Target, numerics: Nu
         if schedule is None:
             notes.append(f"{var.name_hint}: record {found.record.key[:12]} no longer applies and was skipped")
             continue
+        if not tasks.kept_its_tiles(schedule, found.record.trace):
+            notes.append(f"{var.name_hint}: record {found.record.key[:12]} was made for another shape, its tiles were "
+                         "changed to fit")  # fmt: skip
         rule = f"record {found.record.key[:12]}, {found.record.gflops:.0f} GFLOP/s when tuned"
         if not found.exact:
             rule += f", for {found.record.parts.target['mcpu']}"

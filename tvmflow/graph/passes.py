@@ -21,6 +21,7 @@ from tvm.s_tir.schedule import ScheduleError
 from tvmflow.config import KernelSection
 from tvmflow.graph.cancel import CancelTransposes
 from tvmflow.graph.constants import FoldExactly
+from tvmflow.graph.epilogues import KeepResizersApart
 from tvmflow.graph.packing import FoldRepacking, SplitRepacking
 from tvmflow.graph.replacement import OnReplaced, ReplaceOperators
 from tvmflow.graph.transposed import SplitTransposedConvolutions
@@ -110,6 +111,7 @@ def fuse_steps(kind: str, prepack: bool) -> tuple[Step, ...]:
         Step("DispatchSortScan", "sort and scan to their run-time functions", DispatchSortScan()),
         Step("LegalizeOps", "operators to TensorIR", transform.LegalizeOps()),
         Step("AnnotateTIROpPattern", "say what fuses with what", transform.AnnotateTIROpPattern()),
+        Step("KeepResizersApart", "paddings are no epilogues: no tile is where they write", KeepResizersApart()),
         Step("FoldConstant", "compute what became constant", transform.FoldConstant()),
         Step("FuseOps", "group operators into kernels", transform.FuseOps()),
         Step("FuseTIR", "one TensorIR function per group", transform.FuseTIR()),
