@@ -21,7 +21,8 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
 from tvmflow import bench, config, flow, runtime
-from tvmflow.target import cpu_name, resolve, to_tvm
+from tvmflow.host import cpu_name
+from tvmflow.target import resolve, to_tvm
 
 ROWS, INNER, COLUMNS = 128, 384, 1536
 THREADS = 2

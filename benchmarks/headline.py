@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tvmflow import children, config, flow, frontend, proof, runtime
-from tvmflow.target import cpu_name
+from tvmflow.host import cpu_name
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = ("resnet50", "effnet_lite0", "minilm_l6", "ppocr_rec", "ppocr_det", "realesr_fp32", "crepe_tiny",

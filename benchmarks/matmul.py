@@ -23,7 +23,8 @@ import tvm
 from onnx import TensorProto, helper, numpy_helper
 
 from tvmflow import bench, config, flow, runtime
-from tvmflow.target import cpu_name, resolve, to_tvm
+from tvmflow.host import cpu_name
+from tvmflow.target import resolve, to_tvm
 from tvmflow.tuning import peak
 from tvmflow.tuning.measure import Measurer
 

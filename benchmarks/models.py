@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-from tvmflow.target import cpu_name
+from tvmflow.host import cpu_name
 
 ROOT = Path(__file__).resolve().parents[1]
 COLUMNS = "| model | compile s | import | graph | code | verify | peak MiB | max error | ms | peer ms | ratio |"

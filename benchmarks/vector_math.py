@@ -11,7 +11,8 @@ import functools
 import os
 import sys
 
-from tvmflow.target import THREADING, cpu_name, resolve, to_tvm
+from tvmflow.host import THREADING, cpu_name
+from tvmflow.target import resolve, to_tvm
 
 THREADS = int(sys.argv[1]) if len(sys.argv) > 1 else 2
 os.environ |= {"TVM_NUM_THREADS": str(THREADS), **THREADING}  # TVM reads them when it is imported

@@ -22,7 +22,7 @@ from pathlib import Path
 import ml_dtypes  # noqa: F401 # makes numpy know bfloat16 by name
 import numpy as np
 
-from tvmflow import artifact, npz, target
+from tvmflow import artifact, host, npz
 from tvmflow.artifact import CONSTANTS, LIBRARY
 from tvmflow.errors import ArtifactError, CompileError, OutputError, SetupError, TvmflowError
 from tvmflow.inputs import check as check_inputs
@@ -51,7 +51,7 @@ def run(path: Path, inputs: Path, cache: Path) -> dict[str, np.ndarray]:
         scratch, libraries = Path(name), fetch_runtime(cache)
         compile_runner(libraries, scratch)
         write_arguments(manifest, [arrays[spec.name] for spec in manifest.signature.inputs], scratch)
-        shapes = emulate(folder, scratch, libraries, min(manifest.target.threads, target.cores()))
+        shapes = emulate(folder, scratch, libraries, min(manifest.target.threads, host.cores()))
         results = read_outputs(scratch / "outputs", shapes)
     return dict(zip((spec.name for spec in manifest.signature.outputs), results, strict=True))
 

@@ -182,7 +182,12 @@ def first_unbuildable(part: Part) -> tuple[str, str, str] | None:
 
 def _given(args: Sequence[Any]) -> list[Any]:
     """Copies of the arguments of a kernel: tensors as arrays, sizes as they are."""
-    return [arg.numpy().copy() if hasattr(arg, "numpy") else arg for arg in args]
+    import tvm_ffi
+
+    from tvmflow import vm
+
+    return [vm.to_numpy(arg, str(arg.dtype), arg.device.dlpack_device_type()).copy()
+            if isinstance(arg, tvm_ffi.Tensor) else arg for arg in args]  # fmt: skip
 
 
 def _rubbish(array: np.ndarray) -> np.ndarray:

@@ -207,7 +207,7 @@ def with_records(cfg: Config, prepared: tvm.IRModule, target: Target) -> Applied
     """The prepared module under the schedules of the config's tuning database, if it names one."""
     from tvmflow.build import tuned
     from tvmflow.database import Store
-    from tvmflow.target import host_features
+    from tvmflow.host import host_features
 
     if cfg.tuning.database is None:
         return tuned.Applied(prepared, ())

@@ -37,6 +37,7 @@ from tvmflow.database import Record, pack, unpack
 from tvmflow.database.files import shown
 from tvmflow.database.metaschedule import Stated, check_plain
 from tvmflow.database.record import MAX_WORKLOAD_BYTES
+from tvmflow.host import CPU_FEATURES
 from tvmflow.kernels import tf32
 from tvmflow.process import emit
 
@@ -222,7 +223,7 @@ def _target(stated_by_record: Mapping[str, Any], stated: Stated, section: Numeri
     mattr = tuple(map(str, cpu.get("mattr", ())))
     used = codegen.llvm_get_cpu_features(
         TvmTarget({"kind": "llvm", "mcpu": mcpu, "mtriple": mtriple, "mattr": list(mattr)}))  # fmt: skip
-    known = targets.CPU_FEATURES.get(target.machine, {})
+    known = CPU_FEATURES.get(target.machine, {})
     return replace(target, mattr=mattr, features=tuple(sorted({str(name) for name in used} & known.keys())))
 
 

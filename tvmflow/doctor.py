@@ -13,7 +13,7 @@ from typing import Literal
 
 from packaging.requirements import Requirement
 
-from tvmflow import target
+from tvmflow import host
 from tvmflow.errors import TvmflowError
 
 
@@ -67,7 +67,7 @@ def _is_local(name: str) -> bool:
 
 
 def _cpu() -> Finding:
-    features = target.host_features()
+    features = host.host_features()
     avx512 = {f"avx512{part}" for part in ("f", "bw", "cd", "dq", "vl")}
     levels = {"x86-64-v4": avx512, "x86-64-v3": {"avx2", "fma", "bmi2"}}
     level = next((name for name, needed in levels.items() if needed <= features), "baseline")
@@ -75,7 +75,7 @@ def _cpu() -> Finding:
 
 
 def _threads() -> Finding:
-    usable, present = target.cores(), os.cpu_count() or 1
+    usable, present = host.cores(), os.cpu_count() or 1
     return Finding("threads", "ok", f"{usable} usable of {present}; libraries use what their manifest states")
 
 

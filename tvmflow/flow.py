@@ -258,14 +258,14 @@ def _verdict_of_twin(cfg: Config, options: Options) -> Verdict:
 
 
 def _cannot_run_here(manifest: Manifest) -> str:
-    from tvmflow import target
+    from tvmflow import host
 
     if manifest.target.kind == "cuda":
         from tvmflow.build import cuda
 
         return "" if cuda.detect_arch() else "no GPU is here"
     try:
-        artifact.check_machine(manifest, target.host_features(), {})
+        artifact.check_machine(manifest, host.host_features(), {})
     except ArtifactError as exc:
         return exc.message
     return ""

@@ -48,7 +48,7 @@ def notes(cfg: Config, replaced: Sequence[Replacement], setting: Setting) -> tup
 
 def _obstacle(cfg: Config, setting: Setting) -> str:
     """Why kernels cannot be run here; empty where they can."""
-    from tvmflow.target import host_features
+    from tvmflow.host import host_features
 
     target = setting.target
     if not cfg.verify.enabled:

@@ -1,48 +1,45 @@
-"""Runs artifacts: `load(path).run({name: array}) -> {name: array}`.
-
-Only TVM's run time is needed: a process that sets TVM_USE_RUNTIME_LIB=1 before anything imports tvm never loads the
-compiler.
-"""
+"""Runs artifacts: `load(path).run({name: array}) -> {name: array}`. TVM's run time is all it needs of TVM."""
 
 from __future__ import annotations
 
-import ctypes
-import os
 import statistics
-import threading
 import time
 from collections.abc import Callable, Mapping
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tvm_ffi
 
-from tvmflow import artifact, target
+from tvmflow import artifact, host, vm
 from tvmflow import inputs as inputs_
-from tvmflow.artifact import CONSTANTS, LIBRARY
-from tvmflow.errors import ArtifactError, InputError
-from tvmflow.manifest import Constant, Signature
+from tvmflow.artifact import ALIGNMENT, CONSTANTS, LIBRARY
+from tvmflow.errors import InputError, SetupError
+from tvmflow.manifest import Signature
 
-COPIED_BYTES = 4096  # smaller outputs are copied
+COPIED_BYTES = 4096  # smaller inputs and outputs are copied: that costs less than to hand them over
 # A library only loads into the run time whose structures it was compiled against.
 ABI_PACKAGES = ("apache-tvm", "apache-tvm-ffi")
-_pool = threading.local()
+Into = Callable[[Any], Any]
 
 
 class Session:
-    """A loaded library. Not a context manager: the library stays mapped until the process ends."""
+    """A loaded library. Any number of threads may run it at once: each call has a virtual machine to itself.
+
+    The machines share code and weights; there are as many as calls were ever in progress at once. Not a context
+    manager: the library stays mapped until the process ends.
+    """
 
     def __init__(self, path: Path, threads: int | None = None) -> None:
         """Checks and loads an artifact folder or zip; `threads` overrides the manifest's CPU threads.
 
-        Raises ArtifactError for a damaged artifact or one that cannot run on this machine.
+        Raises ArtifactError for a damaged artifact or one that cannot run on this machine, SetupError where a part of
+        the run time is not installed.
         """
         with artifact.opened(path) as (folder, manifest):
-            installed = {name: version(name) for name in ABI_PACKAGES}
-            artifact.check_machine(manifest, target.host_features(), installed)
-            self.threads = threads or min(manifest.target.threads, target.cores())
-            _use_threads(self.threads)
+            artifact.check_machine(manifest, host.host_features(), {name: _installed(name) for name in ABI_PACKAGES})
+            self.threads = threads or min(manifest.target.threads, host.cores())
             self.manifest = manifest
             self._load(folder)
 
@@ -50,24 +47,22 @@ class Session:
     def signature(self) -> Signature:
         return self.manifest.signature
 
-    def run(self, inputs: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    def run(self, inputs: Mapping[str, Any], into: Into | None = None) -> dict[str, Any]:
         """Runs the library once.
 
         `inputs` maps every input's name to a numpy array or anything that speaks DLPack, of exactly its dtype and of a
-        shape that fits. Returns numpy arrays by output name, as many as the signature lists (of outputs that share a
-        name the last). Raises InputError, with all faults at once, for inputs that do not fit.
+        shape that fits, on the CPU or where the library runs. Those at a 64-byte boundary are read in place. Returns
+        numpy arrays by output name, as many as the signature lists (of outputs that share a name the last); with
+        `into`, e.g. torch.from_dlpack, what it makes of each output where it lies, on a GPU too. Raises InputError,
+        with all faults at once, for inputs that do not fit.
         """
-        results = self.run_list(inputs)
-        return dict(zip((spec.name for spec in self.signature.outputs), results, strict=True))
+        return dict(zip(self._outputs, self.run_list(inputs, into), strict=True))
 
-    def run_list(self, inputs: Mapping[str, Any]) -> list[np.ndarray]:
+    def run_list(self, inputs: Mapping[str, Any], into: Into | None = None) -> list[Any]:
         """Like `run`, with the outputs as a list in the signature's order."""
-        arrays = {name: _as_numpy(name, value) for name, value in inputs.items()}
-        if {name: (array.dtype, array.shape) for name, array in arrays.items()} != self._exact:
-            inputs_.check(self.signature, arrays)
-        _use_threads(self.threads)
-        args = [self._tensor(arrays[spec.name]) for spec in self.signature.inputs]
-        return self._arrays(_flat(self._call(args)), args)
+        if self._device == vm.CUDA or vm.use_threads(self.threads):
+            return self._run(inputs, into)
+        return vm.lasting_threads().submit(self._run_there, inputs, into).result()
 
     def time_kernels(self, inputs: Mapping[str, Any], runs: int) -> dict[str, float]:
         """Seconds that each kernel takes of one run, by name, all its calls together: medians over `runs` runs.
@@ -96,32 +91,77 @@ class Session:
         A kernel's arguments are its inputs and outputs, as tensors of the run time, and symbolic sizes. `around`
         returns 0; the machine is in no state to run anything else within it.
         """
-        self._vm.set_instrument(around)
+        machine = vm.Machine(self._library, self._device == vm.CUDA)
+        machine.module["set_instrument"](around)
+        vm.use_threads(self.threads, always=True)
+        return self._run_on(machine, self._fitting(inputs), None)
+
+    def _load(self, folder: Path) -> None:
+        manifest = self.manifest
+        on_gpu = manifest.target.kind == "cuda"
+        self._device = vm.CUDA if on_gpu else vm.CPU
+        vm.load_parts(on_gpu)
+        vm.configure_threads(self.threads)
+        self._library = tvm_ffi.load_module(str(folder / LIBRARY))
+        self._constants = [vm.constant(folder / CONSTANTS, entry, on_gpu) for entry in manifest.constants]
+        self._constant_places = frozenset(tensor.data_ptr() for tensor in self._constants)
+        self._idle = [vm.Machine(self._library, on_gpu)]
+        self._inputs = tuple(spec.name for spec in self.signature.inputs)
+        self._outputs = tuple(spec.name for spec in self.signature.outputs)
+        self._input_dtypes = tuple(spec.dtype for spec in self.signature.inputs)
+        self._output_dtypes = tuple(spec.dtype for spec in self.signature.outputs)
+        self._exact = _exact(self.signature)
+
+    def _run_there(self, inputs: Mapping[str, Any], into: Into | None) -> list[Any]:
+        vm.use_threads(self.threads, always=True)
+        return self._run(inputs, into)
+
+    def _run(self, inputs: Mapping[str, Any], into: Into | None) -> list[Any]:
+        values = self._fitting(inputs)
         try:
-            return self.run_list(inputs)
-        finally:
-            self._vm.set_instrument(None)
+            machine = self._idle.pop()
+        except IndexError:
+            machine = vm.Machine(self._library, self._device == vm.CUDA)
+        outputs = self._run_on(machine, values, into)
+        self._idle.append(machine)  # not after an error, which may leave it in the midst of the call
+        return outputs
 
-    def _arrays(self, outputs: list[Any], args: list[Any]) -> list[np.ndarray]:
-        """The outputs as arrays of their own.
+    def _run_on(self, machine: vm.Machine, values: list[Any], into: Into | None) -> list[Any]:
+        args = [self._argument(machine, index, value) for index, value in enumerate(values)]
+        return self._results(_flat(self._call(machine, args)), args, into)
 
-        A large one is the run time's memory itself, unless that is an input, a weight, or another output too.
-        """
-        taken = {tensor.data_ptr() for tensor in args}
-        arrays = []
-        for tensor in outputs:
-            place = tensor.data_ptr()
-            own = (place not in taken and place not in self._constant_places and not self._on_gpu
-                   and tensor.dtype != "bfloat16")  # fmt: skip
-            array = np.from_dlpack(tensor) if own else tensor.numpy()
-            # Small constants of the model are the library's own memory.
-            arrays.append(array.copy() if own and array.nbytes < COPIED_BYTES else array)
-            taken.add(place)
-        return arrays
+    def _fitting(self, inputs: Mapping[str, Any]) -> list[Any]:
+        """The inputs in the signature's order, as arrays or tensors of the run time; raises InputError."""
+        values = [inputs.get(name) for name in self._inputs]
+        if self._exact is not None and len(inputs) == len(values):
+            for value, (dtype, shape) in zip(values, self._exact, strict=True):
+                if type(value) is not np.ndarray or value.dtype != dtype or value.shape != shape:
+                    break
+            else:
+                return values
+        arrays = {name: _as_array(name, value, self._device) for name, value in inputs.items()}
+        inputs_.check(self.signature, arrays)
+        return [arrays[name] for name in self._inputs]
 
-    def _call(self, args: list[Any]) -> Any:
+    def _argument(self, machine: vm.Machine, index: int, value: Any) -> Any:
+        """An input as a tensor: itself where the kernels can read it in place, else a copy."""
+        dtype = self._input_dtypes[index]
+        if isinstance(value, np.ndarray):
+            flags = value.flags
+            if (value.nbytes < COPIED_BYTES or self._device == vm.CUDA or dtype == "bfloat16" or not flags.c_contiguous
+                    or not flags.writeable):  # fmt: skip
+                return machine.copied(index, value.view(np.uint16) if dtype == "bfloat16" else value, dtype)
+            tensor = tvm_ffi.from_dlpack(value)
+            return tensor if tensor.data_ptr() % ALIGNMENT == 0 else machine.copied(index, value, dtype)
+        if value.device.dlpack_device_type() == self._device and value.data_ptr() % ALIGNMENT == 0 \
+                and value.is_contiguous():  # fmt: skip
+            return value
+        array = vm.to_numpy(value, dtype, value.device.dlpack_device_type())
+        return machine.copied(index, array.view(np.uint16) if dtype == "bfloat16" else array, dtype)
+
+    def _call(self, machine: vm.Machine, args: list[Any]) -> Any:
         try:
-            return self._main(*args, *self._constants)
+            return machine.main(*args, *self._constants)
         except RuntimeError as exc:
             if "match_cast" not in str(exc):
                 raise
@@ -131,40 +171,25 @@ class Session:
                 "indices must lie within the axis that they pick from",
             ) from exc
 
-    def _load(self, folder: Path) -> None:
-        import tvm
-        from tvm.runtime.vm import VirtualMachine
+    def _results(self, outputs: list[Any], args: list[Any], into: Into | None) -> list[Any]:
+        """The outputs, each in memory of its own.
 
-        manifest = self.manifest
-        self._on_gpu = manifest.target.kind == "cuda"
-        self._exact = _exact(manifest.signature)
-        _load_parts(self._on_gpu)
-        self._device = tvm.cuda(0) if self._on_gpu else tvm.cpu(0)
-        if self._on_gpu and not self._device.exist:
-            raise ArtifactError(f"{manifest.name}: built for CUDA {manifest.target.arch}, no usable GPU is here",
-                                "run it on a machine with a GPU and its driver")  # fmt: skip
-        self._tvm = tvm
-        module = tvm.runtime.load_module(str(folder / LIBRARY))
-        self._vm = VirtualMachine(module, self._device)
-        self._main = self._vm["main"]
-        self._constants = [self._constant(folder, entry) for entry in manifest.constants]
-        self._constant_places = frozenset(tensor.data_ptr() for tensor in self._constants)
-
-    def _constant(self, folder: Path, entry: Constant) -> Any:
-        """One weight: on the CPU the mapped file itself, on a GPU a copy of it."""
-        dtype = np.dtype(np.uint16) if entry.dtype == "bfloat16" else np.dtype(entry.dtype)
-        data = np.memmap(folder / CONSTANTS, dtype, mode="c", offset=entry.offset, shape=entry.shape)
-        tensor = self._tensor(data)
-        return tensor._create_view(entry.shape, "bfloat16") if entry.dtype == "bfloat16" else tensor
-
-    def _tensor(self, array: np.ndarray) -> Any:
-        """The array as a tensor of the run time; without a copy where it stands at a boundary the kernels expect."""
-        if self._on_gpu or not array.size:
-            return self._tvm.runtime.tensor(array.copy(order="C"), device=self._device)
-        flags = array.flags
-        if array.ctypes.data % artifact.ALIGNMENT or not flags.c_contiguous or not flags.writeable:
-            array = _aligned(array)
-        return self._tvm.runtime.from_dlpack(array)
+        A large one is the run time's memory itself, unless that is an input, a weight, or another output too.
+        """
+        taken = {tensor.data_ptr() for tensor in args}
+        results = []
+        for tensor, dtype in zip(outputs, self._output_dtypes, strict=True):
+            place = tensor.data_ptr()
+            own = place not in taken and place not in self._constant_places
+            taken.add(place)
+            if into is None:
+                array = vm.to_numpy(tensor, dtype, self._device)
+                # Small constants of the model are the library's own memory.
+                shared = self._device == vm.CPU and (not own or array.nbytes < COPIED_BYTES)
+                results.append(array.copy() if shared else array)
+            else:
+                results.append(into(tensor if own and tensor.numel() >= COPIED_BYTES else vm.clone(tensor)))
+        return results
 
 
 def load(path: str | Path, threads: int | None = None) -> Session:
@@ -172,59 +197,44 @@ def load(path: str | Path, threads: int | None = None) -> Session:
     return Session(Path(path), threads)
 
 
-def _load_parts(on_gpu: bool) -> None:
-    """Loads the parts of the run time that `import tvm` leaves out where it leaves the compiler out."""
-    import tvm
-
-    if not tvm._RUNTIME_ONLY:
-        return
-    folder = Path(tvm.__file__).parent / "lib"
-    for part in ("extra", *(["cuda"] if on_gpu else [])):  # sort, top-k and random numbers; the CUDA device
-        ctypes.CDLL(str(folder / f"libtvm_runtime_{part}.so"), ctypes.RTLD_GLOBAL)
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        raise SetupError(f"{package} is not installed", "install it, or what `python scripts/make_runtime.py` writes"
+                         ) from None  # fmt: skip
 
 
-def _use_threads(count: int) -> None:
-    """Sets the CPU threads of the calling thread's pool.
-
-    TVM reads TVM_NUM_THREADS at a thread's first parallel run and can only go below it afterwards.
-    """
-    import tvm
-
-    if getattr(_pool, "count", None) == count:
-        return
-    os.environ |= {**target.THREADING, **os.environ, "TVM_NUM_THREADS": str(max(count, target.cores()))}
-    tvm.get_global_func("runtime.config_threadpool")(1, count)
-    _pool.count = count
-
-
-def _exact(signature: Signature) -> dict[str, tuple[np.dtype, tuple[int | str, ...]]] | None:
-    """The inputs' dtypes and shapes by name, which those of arrays that fit equal; None where sizes are symbolic."""
+def _exact(signature: Signature) -> tuple[tuple[np.dtype, tuple[int | str, ...]], ...] | None:
+    """The inputs' dtypes and shapes in order, which those of arrays that fit equal; None where sizes are symbolic."""
     sizes = [size for spec in signature.inputs for size in spec.shape]
     if not all(isinstance(size, int) for size in sizes) or any(s.dtype == "bfloat16" for s in signature.inputs):
         return None
-    return {spec.name: (np.dtype(spec.dtype), spec.shape) for spec in signature.inputs}
+    return tuple((np.dtype(spec.dtype), spec.shape) for spec in signature.inputs)
 
 
-def _aligned(array: np.ndarray) -> np.ndarray:
-    """A copy at a boundary that the kernels expect."""
-    memory = np.empty(array.nbytes + artifact.ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % artifact.ALIGNMENT
-    copy = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
-    np.copyto(copy, array)
-    return copy
+def _as_array(name: str, value: Any, device: int) -> Any:
+    """A numpy array as it is; what speaks DLPack as a tensor of the run time; a number as an array.
 
-
-def _as_numpy(name: str, value: Any) -> np.ndarray:
+    Raises InputError for what is none of them, and for a tensor that neither is on the CPU nor where the library runs.
+    """
     if isinstance(value, np.ndarray):
         return value
     try:
-        return np.from_dlpack(value) if hasattr(value, "__dlpack__") else np.asarray(value)
+        if not hasattr(value, "__dlpack__"):
+            return np.asarray(value)
+        tensor = tvm_ffi.from_dlpack(value)
     except (TypeError, ValueError, RuntimeError, BufferError) as exc:
-        raise InputError(f"`{name}`: not an array: {exc}", "give a numpy array or a CPU tensor with DLPack") from None
+        raise InputError(f"`{name}`: not an array: {exc}", "give a numpy array or a tensor with DLPack") from None
+    place = tensor.device
+    if place.dlpack_device_type() != vm.CPU and (place.dlpack_device_type(), place.index) != (device, 0):
+        raise InputError(f"`{name}`: lies on {place}, the library runs on {'cuda:0' if device == vm.CUDA else 'cpu'}",
+                         "give a tensor on the CPU or there")  # fmt: skip
+    return tensor
 
 
 def _flat(result: Any) -> list[Any]:
     """The outputs of `main`: one tensor, or a (nested) tuple of them."""
-    if hasattr(result, "numpy"):
+    if isinstance(result, tvm_ffi.Tensor):
         return [result]
     return [tensor for item in result for tensor in _flat(item)]

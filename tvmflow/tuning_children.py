@@ -34,7 +34,7 @@ class Found:
 def tasks(cfg: Config) -> list[dict[str, Any]]:
     """One row per task: operator, shapes, calls, FLOP, key, and its record, or what differs from the nearest one."""
     from tvmflow.database import Store
-    from tvmflow.target import host_features
+    from tvmflow.host import host_features
 
     found, _ = extracted(cfg)
     reading = Store(cfg.tuning.database).read() if cfg.tuning.database and cfg.tuning.database.exists() else None
@@ -85,6 +85,7 @@ def _database(cfgs: Sequence[Config]) -> Path:
 
 def _check_device(cfg: Config) -> None:
     """Raises TargetError where candidates would have to run on what is not here."""
+    from tvmflow import host
     from tvmflow import target as targets
 
     if cfg.tuning.measure == "rpc":
@@ -102,14 +103,14 @@ def _check_device(cfg: Config) -> None:
     target = targets.resolve(cfg.target)
     if target.machine != platform.machine():
         raise TargetError(f"tune: this machine is {platform.machine()}, the target {target.machine}", hint)
-    if missing := set(target.features) - targets.host_features():
+    if missing := set(target.features) - host.host_features():
         raise TargetError(f"tune: this CPU lacks what {target.mcpu} has: {', '.join(sorted(missing))}", hint)
 
 
 def _measurer(cfg: Config, setting: Setting) -> Measurer:
     """Where the candidates of a config are built and run; raises TargetError where its device cannot be had."""
     from tvmflow.build import candidates, library
-    from tvmflow.target import cores
+    from tvmflow.host import cores
     from tvmflow.tuning.measure import Measurer
 
     target, target_json = setting.target, str(setting.tvm_target)

@@ -22,7 +22,7 @@ from tvmflow.database import Provenance, Record, Store, pack
 from tvmflow.errors import CompileError, ConfigError, VerifyError
 from tvmflow.graph import passes
 from tvmflow.graph.replacement import Replacement
-from tvmflow.target import host_features
+from tvmflow.host import host_features
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "kernels"

@@ -13,7 +13,7 @@ from multiprocessing.context import ForkServerContext
 from typing import Self
 
 from tvmflow.errors import SetupError, TvmflowError
-from tvmflow.target import SPIN_S, cpu_name
+from tvmflow.host import SPIN_S, cpu_name
 from tvmflow.tuning import worker
 from tvmflow.tuning.worker import Job, Place
 

@@ -23,7 +23,7 @@ from typing import Any
 import tvm
 
 from tvmflow.errors import SetupError, TargetError
-from tvmflow.target import THREADING
+from tvmflow.host import THREADING
 from tvmflow.tuning import evaluator, worker
 from tvmflow.tuning.measure import RUN_TIMEOUT_S, Measurer, run_timeout_s
 from tvmflow.tuning.worker import Arg, Job, KilledError

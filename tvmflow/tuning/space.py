@@ -14,10 +14,11 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import ScheduleError
 
 from tvmflow.graph import passes
+from tvmflow.host import cores
 from tvmflow.kernels import blocking, tf32_product
 from tvmflow.kernels import default as cpu_default
 from tvmflow.kernels.axes import Registers
-from tvmflow.target import cores, machine_of
+from tvmflow.target import machine_of
 from tvmflow.tuning import tensor_cores
 
 # EvolutionarySearch's defaults (512 x 4) take 17 to 70 s a round on one thread; these took 2 s with no loss seen.

@@ -23,8 +23,8 @@ import tvm
 from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 
 from tvmflow.errors import SetupError, TargetError
+from tvmflow.host import THREADING
 from tvmflow.kernels import prefetch, vector_math
-from tvmflow.target import THREADING
 
 MEMORY_BYTES = 8 << 30  # of data; a candidate that asks for more fails alone
 COLD_BYTES = 48 << 20  # weights rotate over copies of this size together, so that each run finds its own cold
