@@ -108,7 +108,6 @@ class Session:
         self._idle = [vm.Machine(self._library, on_gpu)]
         self._inputs = tuple(spec.name for spec in self.signature.inputs)
         self._outputs = tuple(spec.name for spec in self.signature.outputs)
-        self._input_dtypes = tuple(spec.dtype for spec in self.signature.inputs)
         self._output_dtypes = tuple(spec.dtype for spec in self.signature.outputs)
         self._exact = _exact(self.signature)
 
@@ -145,19 +144,19 @@ class Session:
 
     def _argument(self, machine: vm.Machine, index: int, value: Any) -> Any:
         """An input as a tensor: itself where the kernels can read it in place, else a copy."""
-        dtype = self._input_dtypes[index]
         if isinstance(value, np.ndarray):
             flags = value.flags
-            if (value.nbytes < COPIED_BYTES or self._device == vm.CUDA or dtype == "bfloat16" or not flags.c_contiguous
+            if (value.nbytes < COPIED_BYTES or self._device == vm.CUDA or not flags.c_contiguous
                     or not flags.writeable):  # fmt: skip
-                return machine.copied(index, value.view(np.uint16) if dtype == "bfloat16" else value, dtype)
+                return machine.copied(index, value)
             tensor = tvm_ffi.from_dlpack(value)
-            return tensor if tensor.data_ptr() % ALIGNMENT == 0 else machine.copied(index, value, dtype)
+            return tensor if tensor.data_ptr() % ALIGNMENT == 0 else machine.copied(index, value)
         if value.device.dlpack_device_type() == self._device and value.data_ptr() % ALIGNMENT == 0 \
                 and value.is_contiguous():  # fmt: skip
             return value
-        array = vm.to_numpy(value, dtype, value.device.dlpack_device_type())
-        return machine.copied(index, array.view(np.uint16) if dtype == "bfloat16" else array, dtype)
+        if value.device.dlpack_device_type() == vm.CUDA:
+            return vm.clone(value)
+        return machine.copied(index, np.from_dlpack(value))
 
     def _call(self, machine: vm.Machine, args: list[Any]) -> Any:
         try:
@@ -208,7 +207,7 @@ def _installed(package: str) -> str:
 def _exact(signature: Signature) -> tuple[tuple[np.dtype, tuple[int | str, ...]], ...] | None:
     """The inputs' dtypes and shapes in order, which those of arrays that fit equal; None where sizes are symbolic."""
     sizes = [size for spec in signature.inputs for size in spec.shape]
-    if not all(isinstance(size, int) for size in sizes) or any(s.dtype == "bfloat16" for s in signature.inputs):
+    if not all(isinstance(size, int) for size in sizes):
         return None
     return tuple((np.dtype(spec.dtype), spec.shape) for spec in signature.inputs)
 
@@ -230,6 +229,8 @@ def _as_array(name: str, value: Any, device: int) -> Any:
     if place.dlpack_device_type() != vm.CPU and (place.dlpack_device_type(), place.index) != (device, 0):
         raise InputError(f"`{name}`: lies on {place}, the library runs on {'cuda:0' if device == vm.CUDA else 'cpu'}",
                          "give a tensor on the CPU or there")  # fmt: skip
+    if place.dlpack_device_type() == vm.CUDA and not tensor.is_contiguous():
+        raise InputError(f"`{name}`: not contiguous on {place}", "give x.contiguous()")
     return tensor
 
 

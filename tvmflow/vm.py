@@ -39,14 +39,11 @@ class Machine:
         self._device = tvm_ffi.device("cuda" if on_gpu else "cpu", 0)
         self._copies: dict[int, tuple[np.ndarray | None, Any]] = {}
 
-    def copied(self, index: int, value: np.ndarray, dtype: str) -> Any:
-        """A copy of an input in memory that the machine keeps for its next call, at a boundary the kernels expect.
-
-        `value` holds bfloat16 as uint16.
-        """
+    def copied(self, index: int, value: np.ndarray) -> Any:
+        """A copy of an input in memory that the machine keeps for its next call, at a boundary the kernels expect."""
         memory, tensor = self._copies.get(index, (None, None))
         if tensor is None or tensor.shape != value.shape:
-            memory, tensor = self._copies[index] = self._memory(value, dtype)
+            memory, tensor = self._copies[index] = self._memory(value)
         if memory is None:
             value = np.ascontiguousarray(value)
             _function("runtime.TVMTensorCopyFromBytes")(tensor, ctypes.c_void_p(value.ctypes.data), value.nbytes)
@@ -54,11 +51,11 @@ class Machine:
             memory[...] = value
         return tensor
 
-    def _memory(self, like: np.ndarray, dtype: str) -> tuple[np.ndarray | None, Any]:
+    def _memory(self, like: np.ndarray) -> tuple[np.ndarray | None, Any]:
         if self._device.dlpack_device_type() == CUDA:
-            return None, _empty(like.shape, dtype, self._device)
+            return None, _empty(like.shape, str(like.dtype), self._device)
         array = _aligned(like)
-        return array, _as_tensor(array, dtype)
+        return array, tvm_ffi.from_dlpack(array)
 
 
 def load_parts(on_gpu: bool) -> None:
@@ -110,7 +107,9 @@ def lasting_threads() -> ThreadPoolExecutor:
 def constant(file: Path, entry: Constant, on_gpu: bool) -> Any:
     """One weight: on the CPU the mapped file itself, on a GPU a copy of it."""
     dtype = np.dtype(np.uint16) if entry.dtype == "bfloat16" else np.dtype(entry.dtype)
-    tensor = _as_tensor(np.memmap(file, dtype, mode="c", offset=entry.offset, shape=entry.shape), entry.dtype)
+    tensor = tvm_ffi.from_dlpack(np.memmap(file, dtype, mode="c", offset=entry.offset, shape=entry.shape))
+    if entry.dtype == "bfloat16":
+        tensor = _view(tensor, "bfloat16")
     if not on_gpu:
         return tensor
     return _copied_to(tvm_ffi.device("cuda", 0), tensor)
@@ -161,12 +160,6 @@ def _copied_to(device: Any, tensor: Any) -> Any:
     copy = _empty(tensor.shape, tensor.dtype, device)
     _function("runtime.TVMTensorCopyFromTo")(tensor, copy)
     return copy
-
-
-def _as_tensor(array: np.ndarray, dtype: str) -> Any:
-    """The array's memory as a tensor; one of uint16 is bfloat16 where `dtype` says so."""
-    tensor = tvm_ffi.from_dlpack(array)
-    return _view(tensor, dtype) if dtype == "bfloat16" else tensor
 
 
 def _view(tensor: Any, dtype: str) -> Any:

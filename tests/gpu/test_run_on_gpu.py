@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+import tvm_ffi
 from onnx import TensorProto, helper, numpy_helper
 
+import tvmflow
 from tvmflow.build import cuda
 
 ARCH = cuda.detect_arch()
@@ -37,3 +39,26 @@ def test_compile_runs_on_the_gpu(fast_math: bool, tmp_path: Path) -> None:
     assert manifest["target"]["arch"] == ARCH
     assert manifest["verdict"]["ok"]
     assert not manifest["verdict"]["notes"]
+
+
+def test_device_tensors_in_and_out(tmp_path: Path) -> None:
+    """PyTorch's tensors on the GPU, on its default stream and on one of their own; and the copy on the CPU."""
+    torch = pytest.importorskip("torch", reason="the extra `torch` is not installed")
+    if not torch.cuda.is_available():
+        pytest.skip("this PyTorch has no CUDA")
+    weight = np.random.default_rng(0).standard_normal((64, 64)).astype("f4")
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])], "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [64, 64])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [64, 64])], [numpy_helper.from_array(weight, "w")],
+    )  # fmt: skip
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    session = tvmflow.load(tvmflow.compile(tmp_path / "m.onnx", target="cuda", out=tmp_path / "a"))
+    x = torch.randn(64, 64, device="cuda")
+    want = x.double().cpu().numpy() @ weight
+    for stream in (torch.cuda.default_stream(), torch.cuda.Stream()):
+        with torch.cuda.stream(stream), tvm_ffi.use_torch_stream():
+            y = session.run({"x": x}, into=torch.from_dlpack)["y"]
+            assert y.device == x.device
+            np.testing.assert_allclose(y.cpu().numpy(), want, rtol=1e-4, atol=1e-4)
+    np.testing.assert_array_equal(session.run({"x": x.cpu().numpy()})["y"], y.cpu().numpy())
