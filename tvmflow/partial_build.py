@@ -93,7 +93,8 @@ def _scheduled(part: Part) -> Iterator[tuple[tvm.IRModule, Setting, frozenset[st
     with (tvm.transform.PassContext(opt_level=3, config=chosen.pass_config), chosen.tvm_target,
           children.cuda_step(cfg, chosen.target)):  # fmt: skip
         mod = _run(model.mod, [*graph, *_missing(graph, part.cfg.target.kind)])
-        if RECORDS in taken:  # keys hold the numerics that they were tuned for, whatever is built here
+        # Keys hold the numerics that they were tuned for, whatever is built here; but TF32 is in the schedules.
+        if RECORDS in taken and (TF32 in taken or not part.cfg.numerics.tf32):
             mod = children.with_records(part.cfg, mod, chosen.target).mod
         if SCHEDULES in taken:
             mod = _run(mod, passes.schedule_steps(chosen.target.kind, cfg.numerics.tf32))

@@ -113,7 +113,7 @@ def canonical(function: PrimFunc) -> tuple[tvm.IRModule, str]:
 def replay(mod: tvm.IRModule, trace: JsonValue) -> Schedule | None:
     """The schedule that a record's trace makes of its workload; None where it no longer applies."""
     schedule = Schedule(mod, debug_mask="none")
-    if "tf32_" in str(trace):
+    if tf32.is_used(trace):
         tf32.register()
     try:
         Trace.apply_json_to_schedule(trace, schedule)

@@ -9,12 +9,17 @@ compiler makes of both holds the instructions that were meant, and no others.
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import cuda_compiler
 import numpy as np
 import pytest
 import tvm
@@ -23,11 +28,16 @@ from tvm.s_tir import Schedule, TensorIntrin
 from tvm.s_tir.schedule import Trace
 from tvm.tirx import IntImm
 
+from tvmflow import config, prepare, process, tasks
 from tvmflow import target as targets
-from tvmflow import tasks
-from tvmflow.build import numerics
+from tvmflow.audit import sass
+from tvmflow.build import cubin, cuda, numerics, tuned
 from tvmflow.config import NumericsSection, TargetSection
+from tvmflow.database import Provenance, Reading, Record, pack
+from tvmflow.errors import ConfigError, TargetError
+from tvmflow.graph import passes
 from tvmflow.kernels import tf32, tf32_product
+from tvmflow.kernels.default import RULE_ATTR
 from tvmflow.tuning import search, space
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,7 +73,6 @@ def matmul(m: int, n: int, k: int, transposed: str = "", batch: Sequence[int] = 
 
 def convolution(layout: str, sizes: tuple[int, ...], channels: tuple[int, int], window: tuple[int, int, int]) -> Case:
     """ReLU of a convolution of images x height x width; `window` is kernel, stride and padding."""
-    torch = pytest.importorskip("torch")
     (images, height, width), (ci, co), (size, stride, pad) = sizes, channels, window
     nhwc = layout == "NHWC"
     x = tensor("x", images, height, width, ci) if nhwc else tensor("x", images, ci, height, width)
@@ -71,6 +80,7 @@ def convolution(layout: str, sizes: tuple[int, ...], channels: tuple[int, int], 
     kernel = topi.nn.conv2d_nhwc if nhwc else topi.nn.conv2d_nchw
 
     def reference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        torch = pytest.importorskip("torch")
         a, b = (a.transpose(0, 3, 1, 2), b.transpose(3, 2, 0, 1)) if nhwc else (a, b)
         y = torch.relu(torch.nn.functional.conv2d(torch.tensor(a), torch.tensor(b), stride=stride, padding=pad)).numpy()
         return np.asarray(y.transpose(0, 2, 3, 1) if nhwc else y)
@@ -186,7 +196,7 @@ def test_candidates_compute_the_product(name: str, described: None) -> None:
 def test_traces_replay_without_the_search() -> None:
     mod, _ = tasks.canonical(prim_func(matmul(64, 96, 64))["main"])
     for schedule in [tf32_product.schedule_of(mod)[0], *candidates(mod, 1)]:
-        assert tf32.is_used(schedule.mod["main"])
+        assert tf32.is_used(search.trace_json(schedule))
         replayed = tasks.replay(mod, search.trace_json(schedule))
         assert replayed is not None
         tvm.ir.assert_structural_equal(replayed.mod["main"], schedule.mod["main"])
@@ -195,7 +205,7 @@ def test_traces_replay_without_the_search() -> None:
 @pytest.mark.parametrize("allowed", [True, False])
 def test_search_starts_from_tensor_cores_only_where_allowed(allowed: bool) -> None:
     mod, _ = tasks.canonical(prim_func(matmul(64, 96, 64))["main"])
-    assert tf32.is_used(space.default(mod, GPU, allowed).mod["main"]) == allowed
+    assert tf32.is_used(space.default(mod, GPU, allowed).trace) == allowed
     rules = [str(type(rule)) for rule in space.context(mod, GPU, "task", 1, allowed).space_generator.sch_rules]
     assert any("TensorCore" in rule for rule in rules) == allowed
 
@@ -217,6 +227,17 @@ def test_small_open_and_other_functions_are_no_products() -> None:
     for name, (inputs, output) in functions.items():
         mod = tvm.IRModule({"main": te.create_prim_func([*inputs, output], index_dtype_override="int64")})
         assert tf32_product.schedule_of(mod)[1] == "", name
+
+
+def test_what_follows_a_product_may_not_fit() -> None:
+    """Neither into our schedule nor into DLight's, which would raise; the kernel has one of its other schedules."""
+    (x, y), z, _ = matmul(64, 64, 64)
+    mod = tvm.IRModule({"f": te.create_prim_func([x, y, topi.nn.pad(z, [1, 1], [1, 1])])})
+    assert tf32_product.names(mod) == {"f"}
+    with GPU:
+        scheduled = passes.run(mod, passes.schedule_steps("cuda", True), lambda *step: None)
+    assert scheduled["f"].attrs["tirx.is_scheduled"]
+    assert RULE_ATTR not in scheduled["f"].attrs
 
 
 def depthwise() -> tuple[list[te.Tensor], te.Tensor]:
@@ -335,3 +356,124 @@ def test_lanes_hold_what_the_ptx_isa_says(a_by_k: bool, b_by_k: bool, warp: ctyp
 def pointer(array: np.ndarray) -> ctypes.c_void_p:
     assert array.flags.c_contiguous
     return ctypes.c_void_p(array.ctypes.data)
+
+
+def build(folder: str, variants: Sequence[tuple[str, bool]]) -> None:
+    """Called in a process of its own: for each (arch, tf32) a library of some products with its PTX in a folder."""
+    for arch, allowed in variants:
+        section = NumericsSection(tf32=allowed)
+        target = targets.to_tvm(targets.resolve(TargetSection(kind="cuda", arch=arch)),
+                                numerics.llvm_attributes(section))  # fmt: skip
+        out = Path(folder) / f"{arch}-{allowed}"
+        out.mkdir()
+        names = {"plain": "large tiles", "odd": "odd, both transposed", "fused": "bias, gate, residual", "conv": "3x3"}
+        mod = tvm.IRModule({
+            name: prim_func(CASES[case]())["main"].with_attr("global_symbol", name) for name, case in names.items()
+        })  # fmt: skip
+        options = tvm.transform.PassContext(opt_level=3, config=numerics.pass_config(section))
+        with target, options, cuda.compile_step(arch, section, keep=out):
+            mod = passes.run(mod, passes.schedule_steps("cuda", allowed), lambda *step: None)
+            tvm.compile(mod, target).export_library(str(out / "library.so"))
+
+
+@pytest.fixture(scope="module")
+def env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    paths = os.pathsep.join([process.PACKAGE_PARENT, str(Path(__file__).parent)])
+    return {"PYTHONPATH": paths, **cuda.loader_env(tmp_path_factory.mktemp("cache"))}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory, env: dict[str, str]) -> Path:
+    folder = tmp_path_factory.mktemp("built")
+    variants = [("sm_80", True), ("sm_90", True), ("sm_80", False)]
+    process.call("test_tf32:build", str(folder), variants, what="building", env=env)
+    return folder
+
+
+@cuda_compiler.needed
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_machine_code_multiplies_on_tf32_tensor_cores(arch: str, built: Path) -> None:
+    kernels = sass.read(built / f"{arch}-True" / "library.so")
+    assert len(kernels) == 4
+    for kernel in kernels:
+        assert kernel.products == ("HMMA.1688.F32.TF32",)
+        assert kernel.local_accesses == (0, 0)  # all fragments are registers
+        assert "BAR" in " ".join(kernel.instructions)
+    ptx = ptx_of(built / f"{arch}-True")
+    assert set(re.findall(r"mma\.sync\S+", ptx)) == {"mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"}
+    rounded = set(re.findall(r"cvt\.rna\.tf32\.f32\s+(%r\d+)", ptx))
+    operands = re.findall(r"mma\.sync\S+\s*\{[^}]*\},\s*\{([^}]*)\},\s*\{([^}]*)\}", ptx)
+    assert operands
+    assert not set(re.findall(r"%\w+", str(operands))) - known_copies(ptx, rounded)
+
+
+def known_copies(ptx: str, registers: set[str]) -> set[str]:
+    """The registers, and those that hold copies of them."""
+    known, moves = set(registers), re.findall(r"mov\.b32\s+(%\w+),\s*(%\w+)", ptx)
+    while more := {to for to, source in moves if source in known} - known:
+        known |= more
+    return known
+
+
+def ptx_of(folder: Path) -> str:
+    (image,) = cubin.images(folder / "library.so")
+    return (folder / f"{hashlib.sha256(image).hexdigest()}.ptx").read_text()
+
+
+@cuda_compiler.needed
+def test_without_tf32_no_tensor_core_is_used(built: Path) -> None:
+    assert not any(kernel.products for kernel in sass.read(built / "sm_80-False" / "library.so"))
+    assert "tf32" not in ptx_of(built / "sm_80-False")
+
+
+@cuda_compiler.needed
+@pytest.mark.parametrize(("model", "share"), [("minilm_l6", 99), ("effnet_lite0", 89)])
+def test_model_is_built_for_tensor_cores(model: str, share: float, tmp_path: Path) -> None:
+    if not (ROOT / ".cache" / "models" / "onnx" / f"{model}.onnx").exists():
+        pytest.skip(f"the model is not fetched: python scripts/get_models.py .cache/models {model}")
+    done = subprocess.run(
+        [sys.executable, "-m", "tvmflow.cli", "compile", ROOT / "configs" / f"{model}.toml", "--target", "cuda",
+         "--set", "target.arch=sm_80", "--set", "numerics.tf32=true", "--no-verify", "--json", "-o", "out"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    manifest = json.loads(done.stdout)
+    assert manifest["narrowest_float"] == "tf32"
+    chosen = {kernel["name"] for kernel in manifest["kernels"] if kernel["rule"].startswith("tf32 ")}
+    assert {name.removesuffix("_kernel") for name in manifest["audit"]["tf32_kernels"]} == chosen
+    (note,) = [note for note in manifest["notes"] if note.startswith("numerics.tf32: ")]
+    assert float(re.findall(r"([\d.]+)% of all", note)[0]) > share
+
+
+def test_a_record_with_tf32_never_serves_without() -> None:
+    function = prim_func(matmul(64, 96, 64))["main"]
+    mod, workload = tasks.canonical(function)
+    target = targets.resolve(TargetSection(kind="cuda", arch="sm_80"))
+    trace = search.trace_json(tf32_product.schedule_of(mod)[0])
+
+    def rules(made_with: NumericsSection, asked_for: NumericsSection) -> tuple[str, str]:
+        record = Record(
+            parts=tasks.key_parts(workload, target, made_with), name="matmul", trace=trace, timings_s=(1e-3,), flop=1e6,
+            workload_json=pack(tvm.ir.save_json(mod)),
+            provenance=Provenance(versions={}, machine="x86_64", cpu="a GPU", threads=1, seed=0, trials=1, protocol="",
+                                  date="2025-01-31T12:00:00Z", tvmflow="0.1.0"),
+        )  # fmt: skip
+        applied = tuned.apply(tvm.IRModule({"f": function}), Reading((record,), ()), target, asked_for, ())
+        return str(applied.mod["f"].attrs.get(RULE_ATTR, "")), "".join(applied.notes)
+
+    assert rules(TF32, TF32)[0].endswith(", tf32")
+    assert rules(TF32, FP32) == ("", "")
+    rule, note = rules(FP32, FP32)  # a key that lies
+    assert not rule
+    assert "uses TF32 against its key" in note
+
+
+def test_what_has_no_tf32_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = {"model": {"entry": "m:f"}, "numerics": {"tf32": True}}
+    with pytest.raises(ConfigError, match="CPUs have no TF32"):
+        config.from_dict(raw)
+    with pytest.raises(ConfigError, match=r"needs sm_80 or later, target\.arch is sm_75"):
+        config.from_dict({**raw, "target": {"kind": "cuda", "arch": "sm_75"}})
+    monkeypatch.setattr(prepare, "_detected_arch", lambda cfg: "sm_75")
+    with pytest.raises(TargetError, match="needs sm_80 or later, the GPU here is sm_75"):
+        prepare.setting(config.from_dict({**raw, "target": {"kind": "cuda"}}))

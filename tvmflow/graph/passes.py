@@ -15,7 +15,8 @@ import tvm
 from tvm import relax
 from tvm.relax import transform
 from tvm.relax.backend import DispatchSampling, DispatchSortScan
-from tvm.s_tir import dlight
+from tvm.s_tir import Schedule, dlight
+from tvm.s_tir.schedule import ScheduleError
 
 from tvmflow.config import KernelSection
 from tvmflow.graph.cancel import CancelTransposes
@@ -172,7 +173,23 @@ def schedule_steps(kind: str, tf32: bool) -> tuple[Step, ...]:
 def gpu_rules() -> tuple[dlight.ScheduleRule, ...]:
     """DLight's rules for a GPU; the first that fits a kernel schedules it."""
     gpu = dlight.gpu
-    return (gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback())
+    return tuple(map(GpuRule, (gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback())))
+
+
+class GpuRule(dlight.ScheduleRule):  # type: ignore[misc]  # TVM's modules have no types
+    """A rule of DLight's that says of a kernel that it does not fit, instead of failing on it.
+
+    They take for granted that epilogues can be inlined, that last indices are plain, and the like.
+    """
+
+    def __init__(self, rule: dlight.ScheduleRule) -> None:
+        self._rule = rule
+
+    def apply(self, func: tvm.tirx.PrimFunc, target: tvm.target.Target, tunable: bool) -> Schedule | None:
+        try:
+            return self._rule.apply(func, target, tunable)
+        except (ScheduleError, AssertionError, AttributeError, RuntimeError, ValueError, TypeError, IndexError):
+            return None
 
 
 def run(mod: tvm.IRModule, steps: tuple[Step, ...], after: AfterStep) -> tvm.IRModule:
