@@ -123,7 +123,7 @@ CASES: dict[str, Callable[[], Case]] = {
 }
 
 # Those whose default schedule runs as CUDA text instead, and of how many thread blocks one is run.
-AS_CUDA = {"odd, both transposed": 1, "bias, gate, residual": 1, "3x3 NCHW": 3, "largest tiles": 900}
+AS_CUDA = {"odd, both transposed": 1, "bias, gate, residual": 1, "stem": 3, "largest tiles": 900}
 
 
 def prim_func(case: Case) -> tvm.IRModule:
@@ -284,7 +284,7 @@ def run_as_cuda(name: str, drawn: bool, folder: str, every: int) -> tuple[int, i
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler is installed")
 @pytest.mark.parametrize(
     ("name", "drawn", "every"),
-    [*((name, False, every) for name, every in AS_CUDA.items()), ("3x3", True, 3)],
+    [*((name, False, every) for name, every in AS_CUDA.items()), ("batch", True, 3)],
 )
 def test_cuda_text_computes_the_product_without_races(
     name: str, drawn: bool, every: int, env: dict[str, str], tmp_path: Path
