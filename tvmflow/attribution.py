@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tvmflow import frontend, process, proof, verify
+from tvmflow import proof, verify
 from tvmflow.config import Config
 from tvmflow.errors import VerifyError
 from tvmflow.findings import Attribution, StageError
@@ -48,15 +48,6 @@ def attribute(cfg: Config, folder: Path, manifest: Manifest, on_event: proof.OnE
     return Attribution(verdict=verdict, stages={stage.name: stage.why for stage in stages}, rows=tuple(rows))
 
 
-def build_part(part: Part, folder: Path, whole: Manifest) -> Manifest:
-    """Builds a part in a process of its own; `whole` is the manifest of the whole build."""
-    with proof.cuda_env(part.cfg.target.kind) as env:
-        manifest, _ = process.call("tvmflow.partial_build:build", part, folder, whole, what="compiling a part", env=env,
-                                   torch=frontend.needs_torch(part.cfg))  # fmt: skip
-    built: Manifest = manifest
-    return built
-
-
 def _stages(cfg: Config, manifest: Manifest) -> list[_Stage]:
     numerics = cfg.numerics
     approximate = [name for name in (FAST_MATH, TF32) if getattr(numerics, name.partition(".")[2])]
@@ -79,7 +70,7 @@ def _outputs(stage: _Stage, folder: Path, manifest: Manifest, truth: proof.Truth
     if stage.part is None:
         return proof.run(folder, manifest, feeds, None, VerifyError)
     with tempfile.TemporaryDirectory(prefix="tvmflow-") as name:
-        built = build_part(stage.part, Path(name), manifest)
+        built = proof.build_part(stage.part, Path(name), manifest)
         return proof.run(Path(name), built, feeds, None, VerifyError)
 
 

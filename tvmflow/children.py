@@ -185,6 +185,7 @@ def passes(cfg: Config) -> dict[str, list[tuple[str, str]]]:
     kind, prepack = cfg.target.kind, cfg.graph.prepack
     phases = {
         f"widen_half = {cfg.numerics.widen_half}": pipeline.widen_steps(kind, cfg.numerics.widen_half),
+        "guards": pipeline.guard_steps(cfg.graph.guards),
         "simplify": pipeline.simplify_steps(),
         f"layout = {cfg.graph.layout}": pipeline.layout_steps() if cfg.graph.layout != "keep" else (),
         "user kernels": pipeline.user_steps(cfg.kernels, lambda replacement: None),

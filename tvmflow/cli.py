@@ -183,6 +183,7 @@ def passes(as_json: bool, debug: bool, **model: Any) -> None:
 cli.add_command(cli_audit.audit)
 cli.add_command(db)
 cli.add_command(cli_proof.verify)
+cli.add_command(cli_proof.bisect)
 cli.add_command(cli_tune.tasks)
 cli.add_command(cli_tune.tune)
 

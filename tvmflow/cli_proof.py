@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from tvmflow import cli_options
 from tvmflow.cli_tables import progress, show_either
+from tvmflow.errors import DatabaseError, UsageError, VerifyError
+
+if TYPE_CHECKING:
+    from tvmflow.findings import Bisection
 
 
 @click.command()
@@ -39,4 +45,62 @@ def verify(artifact: Path, model: Path | None, verify_inputs: Path | None, attri
             shown, plain = report.verdict(verdict), verdict.model_dump(mode="json")
     show_either(shown, plain, as_json)
     if not verdict.ok:
-        raise proof.wrong_values(verdict)
+        raise proof.wrong_values(verdict, str(artifact))
+
+
+@click.command()
+@cli_options.model
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Reproducer to write [default: ./NAME.bisect].")
+@click.option("--source", type=click.Path(path_type=Path), help="The model an artifact was compiled from, if moved.")
+@click.option("--verify-inputs", type=click.Path(path_type=Path), metavar="NPZ", help="Inputs that show the fault.")
+@cli_options.as_json
+@cli_options.debug
+def bisect(output: Path | None, source: Path | None, verify_inputs: Path | None, as_json: bool, debug: bool,
+           **model: Any) -> None:  # fmt: skip
+    """Find out why MODEL's values are wrong: the first bad step of its build, then the kernel or tuning record.
+
+    MODEL is an artifact, or what `compile` takes, with the same options; a library that `compile` refused for wrong
+    values is found this way. The model is built up to some of its steps, by binary search, and run. At the first bad
+    step the fused kernels of both builds run side by side on the arguments that they have in the model. A folder
+    receives what is at fault alone, with inputs and a script that shows the difference.
+
+    Exit codes: 0 nothing is wrong, 10 values are wrong and the culprit is named, 15 values are right, but records of
+    the tuning database could not be used.
+    """
+    from tvmflow import report
+
+    verification = {"verify": {"inputs": str(verify_inputs)}} if verify_inputs is not None else {}
+    with progress("bisecting") as on_event:
+        found, out = _bisected(model, source, verification, output, on_event)
+    show_either(report.bisection(found), found.model_dump(mode="json"), as_json)
+    _raise_culprit(found, out)
+
+
+def _bisected(model: dict[str, Any], source: Path | None, verification: dict[str, Any], output: Path | None,
+              on_event: Callable[[str], None]) -> tuple[Bisection, Path]:  # fmt: skip
+    """What was found, and the folder of the reproducer."""
+    from tvmflow import artifact, config, flow
+
+    path = Path(model["model"])
+    if not (path.is_dir() or path.suffix == ".zip"):
+        if source is not None:
+            raise UsageError("--source goes with an artifact", "MODEL is what is compiled")
+        cfg = cli_options.config_of(**model, **verification)
+        out = output or Path(f"{config.name(cfg)}.bisect")
+        return flow.bisect_config(cfg, out, on_event), out
+    given = [f"--{name.removesuffix('s')}" for name in ("target", "arch", "shapes", "dims") if model[name]]
+    if given:
+        raise UsageError(f"{', '.join(given)}: an artifact holds its own config", "give the model or config file")
+    overrides = [*(config.parse_override(text) for text in model["sets"]), verification]
+    out = output or Path(f"{artifact.read_manifest(path).name}.bisect")
+    return flow.bisect_artifact(path, source, overrides, out, on_event), out
+
+
+def _raise_culprit(found: Bisection, out: Path) -> None:
+    if found.culprit is not None:
+        shown = f"`python {out / 'reproduce.py'}` shows it" if found.reproducer else "see the steps above"
+        raise VerifyError(f"{found.culprit.summary}", shown)
+    if found.unusable_records:
+        faults = "; ".join(found.unusable_records)
+        raise DatabaseError(f"values are right, but tuning records are not: {faults}",
+                            "`tvmflow db prune --key KEY` removes one, `tvmflow tune` makes a new one")  # fmt: skip

@@ -160,7 +160,7 @@ def _loaded(text: str) -> tvm.IRModule:
 
 
 def _replayed(trace: JsonValue, mod: tvm.IRModule) -> Schedule:
-    if "tf32_" in str(trace):
+    if tf32.is_used(trace):
         tf32.register()
     elif "Tensorize" in str(trace):
         _register_intrinsics()

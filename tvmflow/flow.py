@@ -16,12 +16,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from tvmflow import artifact, attribution, bench, config, frontend, in_model, npz, process, proof, verify
+from tvmflow import artifact, attribution, bench, bisection, config, frontend, in_model, npz, process, proof, verify
 from tvmflow.audit import Audit
 from tvmflow.config import Config
-from tvmflow.errors import ArtifactError, ModelError, OutputError, UsageError
-from tvmflow.findings import Attribution
+from tvmflow.errors import ArtifactError, CompileError, ModelError, OutputError, UsageError
+from tvmflow.findings import Attribution, Bisection
 from tvmflow.manifest import Manifest, Signature, Stage, Verdict
+from tvmflow.step_search import Subject
 
 Feeds: TypeAlias = Mapping[str, np.ndarray]
 
@@ -87,6 +88,32 @@ def attribute_artifact(
     with artifact.opened(path) as (folder, manifest):
         cfg = _config_of(manifest, model, overrides)
         return attribution.attribute(cfg, folder, manifest, on_event)
+
+
+def bisect_artifact(
+    path: Path, model: Path | None, overrides: config.Overrides, out: Path, on_event: proof.OnEvent
+) -> Bisection:
+    """Finds what makes an artifact's values wrong; `out` is a folder for a reproducer."""
+    with artifact.opened(path) as (folder, manifest):
+        cfg = _config_of(manifest, model, overrides)
+        return bisection.bisect(Subject(cfg, folder, manifest), out, on_event)
+
+
+def bisect_config(cfg: Config, out: Path, on_event: proof.OnEvent) -> Bisection:
+    """Finds what makes the values of a config's library wrong, or its tuning records ones that cannot be built."""
+    unchecked = cfg.model_copy(update={"verify": cfg.verify.model_copy(update={"enabled": False})})
+    options, failure = Options(on_event=on_event), ""
+    with tempfile.TemporaryDirectory(prefix="tvmflow-") as name:
+        folder = Path(name)
+        try:
+            manifest = _build(unchecked, folder, options)
+        except CompileError as exc:
+            if cfg.tuning.database is None:
+                raise
+            failure = exc.message
+            untuned = cfg.tuning.model_copy(update={"database": None})
+            manifest = _build(unchecked.model_copy(update={"tuning": untuned}), folder, options)
+        return bisection.bisect(Subject(cfg, folder, manifest, failure, fresh=not failure), out, on_event)
 
 
 def run_artifact(path: Path, inputs: Path | int, outputs: Path | None, threads: int | None) -> dict[str, np.ndarray]:
@@ -207,7 +234,7 @@ def _with_verdict(cfg: Config, folder: Path, manifest: Manifest, options: Option
         verdict, accepted = proof.verdict(cfg, folder, manifest, options.on_event)
         feeds = accepted if cfg.target.kind == "llvm" else None
     if not verdict.ok:
-        raise proof.wrong_values(verdict)
+        raise proof.wrong_values(verdict, options.source)
     stages = (*manifest.stages, Stage(name="verify", seconds=time.monotonic() - started))
     return manifest.model_copy(update={"verdict": verdict, "stages": stages}), feeds
 

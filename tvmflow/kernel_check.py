@@ -66,19 +66,12 @@ def _obstacle(cfg: Config, setting: Setting) -> str:
 def _largest_error(replacement: Replacement, target: tvm.target.Target, section: VerifySection) -> float:
     """The largest absolute error over the config's seeds; raises VerifyError, which names kernel, place and error."""
     import tvm
-    from tvm import relax
 
     from tvmflow.frontend.model import narrowest_float
 
     emit(f"{replacement.kernel}: checking it for {replacement.call}")
-    try:
-        executable = relax.vm_build.build(_lowered(replacement, str(target.kind)), target, relax_pipeline=None)
-        device = tvm.cuda() if str(target.kind) == "cuda" else tvm.cpu()
-        machine = relax.VirtualMachine(executable, device)
-    except Exception as exc:
-        text = str(exc).strip().splitlines() or [type(exc).__name__]
-        raise CompileError(f"{replacement.kernel}: TVM cannot build it for {replacement.call}: {text[-1][:300]}",
-                           "mend the kernel; --debug shows TVM's whole trace") from exc  # fmt: skip
+    device = tvm.cuda() if str(target.kind) == "cuda" else tvm.cpu()
+    machine = machine_of(replacement, target)
     narrowest = narrowest_float(tvm.IRModule({"reference": replacement.reference}))
     worst = 0.0
     for seed in section.seeds:
@@ -94,6 +87,20 @@ def _largest_error(replacement: Replacement, target: tvm.target.Target, section:
             )
         worst = max(worst, verdict.max_error or 0.0)
     return worst
+
+
+def machine_of(replacement: Replacement, target: tvm.target.Target) -> tvm.runtime.vm.VirtualMachine:
+    """What runs a kernel as `kernel` and the operators that it replaces as `reference`; raises CompileError."""
+    import tvm
+    from tvm import relax
+
+    try:
+        executable = relax.vm_build.build(_lowered(replacement, str(target.kind)), target, relax_pipeline=None)
+        return relax.VirtualMachine(executable, tvm.cuda() if str(target.kind) == "cuda" else tvm.cpu())
+    except Exception as exc:
+        text = str(exc).strip().splitlines() or [type(exc).__name__]
+        raise CompileError(f"{replacement.kernel}: TVM cannot build it for {replacement.call}: {text[-1][:300]}",
+                           "mend the kernel; --debug shows TVM's whole trace") from exc  # fmt: skip
 
 
 def _lowered(replacement: Replacement, kind: str) -> tvm.IRModule:

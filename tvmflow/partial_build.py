@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     import tvm
 
     from tvmflow.graph.passes import Step
+    from tvmflow.graph.replacement import OnReplaced, Replacement
     from tvmflow.prepare import Setting
 
 WINOGRAD = ("Winograd", "ScheduleWinograd")
 VECTOR_MATH, SCHEDULES, RECORDS = "VectorMath", "DefaultSchedule", "TuningRecords"
 PLANNING = "StaticPlanBlockMemory"
+REPLACEMENT = "ReplaceOperators"
 FAST_MATH, TF32 = "numerics.fast_math", "numerics.tf32"
 # Without these no graph becomes kernels; where one of them is not among the steps taken, it is done all the same.
 NEEDED = ("DecomposeOpsForInference", "DispatchSampling", "DispatchSortScan", "LegalizeOps", "FuseTIR")
@@ -42,9 +44,10 @@ class Part:
     without: tuple[str, ...] = ()
 
 
-def steps(cfg: Config, layout: str) -> tuple[str, ...]:
-    """The names of a config's steps, in order."""
-    return (*(step.name for step in _graph_steps(cfg, layout)), *_later_steps(cfg))
+def steps(part: Part) -> tuple[str, ...]:
+    """The names of a part's steps, in order."""
+    graph, later = _graph_steps(part.cfg, part.layout), _later_steps(part.cfg)
+    return (*(step.name for step in graph), *later)[: part.count]
 
 
 def build(part: Part, folder: Path, whole: Manifest) -> Manifest:
@@ -90,7 +93,8 @@ def _scheduled(part: Part) -> Iterator[tuple[tvm.IRModule, Setting, frozenset[st
     with (tvm.transform.PassContext(opt_level=3, config=chosen.pass_config), chosen.tvm_target,
           children.cuda_step(cfg, chosen.target)):  # fmt: skip
         mod = _run(model.mod, [*graph, *_missing(graph, part.cfg.target.kind)])
-        if RECORDS in taken:  # keys hold the numerics that they were tuned for, whatever is built here
+        # Keys hold the numerics that they were tuned for, whatever is built here; but TF32 is in the schedules.
+        if RECORDS in taken and (TF32 in taken or not part.cfg.numerics.tf32):
             mod = children.with_records(part.cfg, mod, chosen.target).mod
         if SCHEDULES in taken:
             mod = _run(mod, passes.schedule_steps(chosen.target.kind, cfg.numerics.tf32))
@@ -113,13 +117,29 @@ def _effective(cfg: Config, taken: frozenset[str]) -> Config:
     return cfg.model_copy(update={"numerics": numerics, "target": target})
 
 
-def _graph_steps(cfg: Config, layout: str) -> tuple[Step, ...]:
+def replacements(part: Part) -> tuple[list[Replacement], Setting]:
+    """The places where the part's last step puts kernels of the user's, and what they are built for."""
+    from tvmflow.prepare import setting
+
+    found: list[Replacement] = []
+    steps_ = _graph_steps(part.cfg, part.layout, found.append)[: part.count]
+    chosen = setting(_effective(part.cfg, frozenset()))
+    model = frontend.load(part.cfg)
+    with chosen.entered():
+        _run(model.mod, steps_)
+    return found, chosen
+
+
+def _graph_steps(
+    cfg: Config, layout: str, on_replaced: OnReplaced = lambda replacement: None
+) -> tuple[Step, ...]:
     from tvmflow.graph import passes
 
     kind = cfg.target.kind
     return (
+        *passes.guard_steps(cfg.graph.guards), *passes.widen_steps(kind, cfg.numerics.widen_half),
         *passes.simplify_steps(), *(passes.layout_steps() if layout == "nhwc" else ()),
-        *passes.user_steps(cfg.kernels, lambda replacement: None),
+        *passes.user_steps(cfg.kernels, on_replaced),
         *passes.winograd_steps(kind, cfg.numerics.winograd), *passes.fuse_steps(kind, cfg.graph.prepack),
     )  # fmt: skip
 

@@ -14,6 +14,7 @@ from tvmflow import frontend, inputs, npz, process, verify
 from tvmflow.config import Config
 from tvmflow.errors import ReferenceRunError, TvmflowError, VerifyError
 from tvmflow.manifest import Manifest, RunVerdict, Verdict
+from tvmflow.partial_build import Part
 
 OnEvent = Callable[[str], None]
 RUN_ENV = {"TVM_USE_RUNTIME_LIB": "1"}  # a process that only runs a library needs no compiler
@@ -38,6 +39,15 @@ def cuda_env(kind: str) -> Iterator[dict[str, str]]:
 
     with tempfile.TemporaryDirectory(prefix="tvmflow-") as stub:
         yield cuda.loader_env(Path(stub))
+
+
+def build_part(part: Part, folder: Path, whole: Manifest) -> Manifest:
+    """Builds a part in a process of its own; `whole` is the manifest of the whole build."""
+    with cuda_env(part.cfg.target.kind) as env:
+        manifest, _ = process.call("tvmflow.partial_build:build", part, folder, whole, what="compiling a part", env=env,
+                                   torch=frontend.needs_torch(part.cfg))  # fmt: skip
+    built: Manifest = manifest
+    return built
 
 
 def run(folder: Path, manifest: Manifest, feeds: Sequence[Mapping[str, np.ndarray]], threads: int | None,
@@ -70,15 +80,18 @@ def judged(cfg: Config, manifest: Manifest, truth: Truth, got: Sequence[list[np.
     return Verdict(ok=ok, reference=truth.name, notes=_weaknesses(truth.feeds), runs=runs)
 
 
-def wrong_values(verdict: Verdict) -> VerifyError:
-    """The error for a verdict that is not ok: which outputs of which runs, and how far off."""
+def wrong_values(verdict: Verdict, source: str) -> VerifyError:
+    """The error for a verdict that is not ok: which outputs of which runs, and how far off.
+
+    `source` is what the user calls the model or artifact.
+    """
     wrong = [(run.inputs, output) for run in verdict.runs for output in run.outputs if not output.ok]
     lines = [f"\n  {inputs}, output `{output.name}`: {output.reason}" for inputs, output in wrong]
     more = f"\n  and {len(lines) - 6} more" if len(lines) > 6 else ""
     return VerifyError(
         f"the library's values are not those of {verdict.reference}:" + "".join(lines[:6]) + more,
-        "if the difference is acceptable, state it: [verify] rtol, atol or [verify.outputs.NAME]; "
-        "verify.enabled = false (--no-verify) skips the check",
+        f"`tvmflow bisect {source}` with the same options finds the step and kernel at fault; if the difference is "
+        "acceptable, state it: [verify] rtol, atol or [verify.outputs.NAME]",
     )
 
 

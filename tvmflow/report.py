@@ -9,7 +9,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 
 from tvmflow import bench, report_audit
-from tvmflow.findings import Attribution
+from tvmflow.findings import Attribution, Bisection
 from tvmflow.manifest import Manifest, Signature, TensorSpec, Verdict
 
 
@@ -64,6 +64,22 @@ def attribution(noun: Attribution) -> RenderableType:
             )  # fmt: skip
     stages = (f"{name}: {why}" for name, why in noun.stages.items())
     return Group(verdict(noun.verdict), table, *stages)
+
+
+def bisection(noun: Bisection) -> RenderableType:
+    """The builds that were made, and what is at fault."""
+    checks = _table("steps", "the last of them", "values")
+    checks.title = f"{len(noun.steps)} steps, against {noun.reference}"
+    for check in sorted(noun.checks, key=lambda check: check.count):
+        colour = {"right": "green", "wrong": "red", "not built": "yellow"}[check.outcome]
+        checks.add_row(str(check.count), check.step, f"[{colour}]{check.outcome}[/] {check.reason}")
+    kernels = _table("kernel", "call", "", "max error", "of the largest value")
+    for one in noun.culprit.kernels if noun.culprit else ():
+        kernels.add_row(one.kernel, str(one.call), "[green]ok[/]" if one.ok else f"[red]WRONG[/] {one.reason}",
+                        _figure(one.max_error), _figure(one.share))  # fmt: skip
+    notes = [f"[yellow]note[/] {note}" for note in noun.unusable_records]
+    verdict_ = "nothing is wrong" if noun.culprit is None else f"first bad step: {noun.culprit.step}"
+    return Group(*([checks] if noun.checks else []), *([kernels] if kernels.row_count else []), verdict_, *notes)
 
 
 def samples(measured: Sequence[bench.Samples], threads: int) -> RenderableType:

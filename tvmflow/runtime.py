@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import statistics
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -84,15 +85,23 @@ class Session:
                 taken[-1][name] = taken[-1].get(name, 0.0) + time.perf_counter() - started.pop()
             return 0  # run it
 
-        self._vm.set_instrument(around)
-        try:
-            for _ in range(runs + 1):  # the first one warms up
-                taken.append({})
-                self.run_list(inputs)
-        finally:
-            self._vm.set_instrument(None)
+        for _ in range(runs + 1):  # the first one warms up
+            taken.append({})
+            self.watch_kernels(inputs, around)
         names = dict.fromkeys(name for run in taken for name in run)
         return {name: statistics.median(run.get(name, 0.0) for run in taken[1:]) for name in names}
+
+    def watch_kernels(self, inputs: Mapping[str, Any], around: Callable[..., int]) -> list[np.ndarray]:
+        """Like `run_list`, with `around(function, name, before, result, *args)` before and after each call.
+
+        A kernel's arguments are its inputs and outputs, as tensors of the run time, and symbolic sizes. `around`
+        returns 0; the machine is in no state to run anything else within it.
+        """
+        self._vm.set_instrument(around)
+        try:
+            return self.run_list(inputs)
+        finally:
+            self._vm.set_instrument(None)
 
     def _arrays(self, outputs: list[Any], args: list[Any]) -> list[np.ndarray]:
         """The outputs as arrays of their own.
@@ -117,9 +126,11 @@ class Session:
         except RuntimeError as exc:
             if "match_cast" not in str(exc):
                 raise
-            # Frontends guard indices and divisors by a cast that only holds while they are in range.
+            # Indices and divisors are guarded by a cast to a shape that only holds while they are in range.
+            guard = re.search(r"R\.Shape\(\[(\w+), \1\]\)", str(exc))
+            what = f"{guard[1]} does not hold: " if guard else ""
             raise InputError(
-                "the values of the inputs do not fit: an index is out of range, a divisor is 0, or sizes disagree",
+                f"values of the inputs do not fit: {what}an index is out of range, a divisor is 0, or sizes disagree",
                 "indices must lie within the axis that they pick from",
             ) from exc
 

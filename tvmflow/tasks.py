@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import keyword
 import re
 import tokenize
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import tvm
 from pydantic import JsonValue
@@ -21,7 +23,7 @@ from tvm.ir import assert_structural_equal
 from tvm.s_tir import Schedule
 from tvm.s_tir.analysis import estimate_tir_flops
 from tvm.s_tir.schedule import ScheduleError, Trace
-from tvm.tirx import IntImm, PrimFunc
+from tvm.tirx import FloatImm, IntImm, PrimFunc
 
 from tvmflow.config import NumericsSection
 from tvmflow.database.keys import KeyParts
@@ -111,13 +113,34 @@ def canonical(function: PrimFunc) -> tuple[tvm.IRModule, str]:
 def replay(mod: tvm.IRModule, trace: JsonValue) -> Schedule | None:
     """The schedule that a record's trace makes of its workload; None where it no longer applies."""
     schedule = Schedule(mod, debug_mask="none")
-    if "tf32_" in str(trace):
+    if tf32.is_used(trace):
         tf32.register()
     try:
         Trace.apply_json_to_schedule(trace, schedule)
     except REPLAY_ERRORS:
         return None
     return schedule if repacking.is_whole(schedule.mod["main"]) else None
+
+
+def kept_its_tiles(schedule: Schedule, trace: JsonValue) -> bool:
+    """Whether the decisions of a replayed trace stand; TVM changes the factors of a split that do not fit its loop."""
+    return isinstance(trace, list) and bool(trace_json(schedule)[1] == trace[1])
+
+
+def trace_json(schedule: Schedule) -> Any:
+    """The schedule's trace as JSON values, as a record holds it."""
+    return json.loads(json.dumps(schedule.trace.as_json(), default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    """TVM's numbers and containers as JSON's."""
+    if isinstance(value, IntImm):
+        return int(value)
+    if isinstance(value, FloatImm):
+        return float(value)
+    if hasattr(value, "items"):
+        return {str(key): item for key, item in value.items()}
+    return str(value) if isinstance(value, str) else list(value)
 
 
 def _renamed(script: str) -> str:

@@ -1,20 +1,25 @@
 """TF32 tensor cores, as far as they go without a GPU: values of the schedules, lanes of the intrinsics, machine code.
 
 Three things together stand for a run on a GPU. The schedules run on a CPU with the loops that the intrinsics stand for
-in their places, threads one after the other, and are held against NumPy and PyTorch in float64. The CUDA functions
-that take those places run on a CPU lane by lane, around a tensor core made from the PTX ISA's text. What the CUDA
-compiler makes of both holds the instructions that were meant, and no others.
+in their places, threads one after the other, and are held against NumPy and PyTorch in float64. The CUDA text that is
+made of them runs on a CPU, thread beside thread, around a tensor core made from the PTX ISA, under ThreadSanitizer.
+What the CUDA compiler makes of it holds the instructions that were meant, and no others.
 """
 
 from __future__ import annotations
 
-import ctypes
+import hashlib
+import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import cuda_compiler
+import cuda_on_cpu
 import numpy as np
 import pytest
 import tvm
@@ -23,11 +28,16 @@ from tvm.s_tir import Schedule, TensorIntrin
 from tvm.s_tir.schedule import Trace
 from tvm.tirx import IntImm
 
+from tvmflow import config, prepare, process, tasks
 from tvmflow import target as targets
-from tvmflow import tasks
-from tvmflow.build import numerics
+from tvmflow.audit import sass
+from tvmflow.build import cubin, cuda, numerics, tuned
 from tvmflow.config import NumericsSection, TargetSection
+from tvmflow.database import Provenance, Reading, Record, pack
+from tvmflow.errors import CompileError, ConfigError, TargetError
+from tvmflow.graph import passes
 from tvmflow.kernels import tf32, tf32_product
+from tvmflow.kernels.default import RULE_ATTR
 from tvmflow.tuning import search, space
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,7 +73,6 @@ def matmul(m: int, n: int, k: int, transposed: str = "", batch: Sequence[int] = 
 
 def convolution(layout: str, sizes: tuple[int, ...], channels: tuple[int, int], window: tuple[int, int, int]) -> Case:
     """ReLU of a convolution of images x height x width; `window` is kernel, stride and padding."""
-    torch = pytest.importorskip("torch")
     (images, height, width), (ci, co), (size, stride, pad) = sizes, channels, window
     nhwc = layout == "NHWC"
     x = tensor("x", images, height, width, ci) if nhwc else tensor("x", images, ci, height, width)
@@ -71,6 +80,7 @@ def convolution(layout: str, sizes: tuple[int, ...], channels: tuple[int, int], 
     kernel = topi.nn.conv2d_nhwc if nhwc else topi.nn.conv2d_nchw
 
     def reference(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        torch = pytest.importorskip("torch")
         a, b = (a.transpose(0, 3, 1, 2), b.transpose(3, 2, 0, 1)) if nhwc else (a, b)
         y = torch.relu(torch.nn.functional.conv2d(torch.tensor(a), torch.tensor(b), stride=stride, padding=pad)).numpy()
         return np.asarray(y.transpose(0, 2, 3, 1) if nhwc else y)
@@ -100,6 +110,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "odd, y transposed": lambda: matmul(50, 33, 27, "y"),
     "odd, both transposed": lambda: matmul(50, 33, 27, "xy"),
     "large tiles": lambda: matmul(1300, 1290, 33),
+    "largest tiles": lambda: matmul(4096, 4096, 48),
     "batch": lambda: matmul(40, 48, 56, batch=[3]),
     "batch, y transposed": lambda: matmul(40, 48, 56, "y", batch=[2, 3]),
     "bias, gate, residual": with_epilogue,
@@ -110,6 +121,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "3x3 NCHW": lambda: convolution("NCHW", (1, 14, 14), (32, 48), (3, 1, 1)),
     "1x1 NCHW": lambda: convolution("NCHW", (1, 7, 7), (64, 40), (1, 1, 0)),
 }
+
+# Those whose default schedule runs as CUDA text instead, and of how many thread blocks one is run.
+AS_CUDA = {"odd, both transposed": 1, "bias, gate, residual": 1, "stem": 3, "largest tiles": 900}
 
 
 def prim_func(case: Case) -> tvm.IRModule:
@@ -150,7 +164,7 @@ def run_serially(mod: tvm.IRModule, case: Case) -> None:
     np.testing.assert_allclose(result.numpy(), want, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name in CASES if name not in AS_CUDA])
 def test_default_schedule_computes_the_product(name: str, described: None) -> None:
     case = CASES[name]()
     schedule, rule = tf32_product.schedule_of(prim_func(case))
@@ -178,7 +192,7 @@ def candidates(mod: tvm.IRModule, count: int) -> Iterator[Schedule]:
 def test_candidates_compute_the_product(name: str, described: None) -> None:
     case = CASES[name]()
     mod, _ = tasks.canonical(prim_func(case)["main"])
-    for schedule in candidates(mod, 2):
+    for schedule in candidates(mod, 1):
         assert "wmma." not in "".join(re.findall(r'scope="[\w.]+"', schedule.mod.script()))
         run_serially(schedule.mod, case)
 
@@ -186,7 +200,7 @@ def test_candidates_compute_the_product(name: str, described: None) -> None:
 def test_traces_replay_without_the_search() -> None:
     mod, _ = tasks.canonical(prim_func(matmul(64, 96, 64))["main"])
     for schedule in [tf32_product.schedule_of(mod)[0], *candidates(mod, 1)]:
-        assert tf32.is_used(schedule.mod["main"])
+        assert tf32.is_used(search.trace_json(schedule))
         replayed = tasks.replay(mod, search.trace_json(schedule))
         assert replayed is not None
         tvm.ir.assert_structural_equal(replayed.mod["main"], schedule.mod["main"])
@@ -195,7 +209,7 @@ def test_traces_replay_without_the_search() -> None:
 @pytest.mark.parametrize("allowed", [True, False])
 def test_search_starts_from_tensor_cores_only_where_allowed(allowed: bool) -> None:
     mod, _ = tasks.canonical(prim_func(matmul(64, 96, 64))["main"])
-    assert tf32.is_used(space.default(mod, GPU, allowed).mod["main"]) == allowed
+    assert tf32.is_used(space.default(mod, GPU, allowed).trace) == allowed
     rules = [str(type(rule)) for rule in space.context(mod, GPU, "task", 1, allowed).space_generator.sch_rules]
     assert any("TensorCore" in rule for rule in rules) == allowed
 
@@ -219,119 +233,201 @@ def test_small_open_and_other_functions_are_no_products() -> None:
         assert tf32_product.schedule_of(mod)[1] == "", name
 
 
+def test_what_follows_a_product_may_not_fit() -> None:
+    """Neither into our schedule nor into DLight's, which would raise; the kernel has one of its other schedules."""
+    (x, y), z, _ = matmul(64, 64, 64)
+    mod = tvm.IRModule({"f": te.create_prim_func([x, y, topi.nn.pad(z, [1, 1], [1, 1])])})
+    assert tf32_product.names(mod) == {"f"}
+    with GPU:
+        scheduled = passes.run(mod, passes.schedule_steps("cuda", True), lambda *step: None)
+    assert scheduled["f"].attrs["tirx.is_scheduled"]
+    assert RULE_ATTR not in scheduled["f"].attrs
+
+
 def depthwise() -> tuple[list[te.Tensor], te.Tensor]:
     x, w = te.placeholder((1, 14, 14, 32), name="x"), te.placeholder((3, 3, 32, 1), name="w")
     return [x, w], topi.nn.depthwise_conv2d_nhwc(x, w, 1, 1, 1)
 
 
-# The PTX ISA, "Matrix Fragments for mma.m16n8k8", .tf32: row and column of register i of a lane.
-def a_place(lane: int, i: int) -> tuple[int, int]:
-    return lane // 4 + (8 if i in (1, 3) else 0), lane % 4 + (4 if i in (2, 3) else 0)
+def cuda_source(schedule: Schedule) -> str:
+    options = tvm.transform.PassContext(opt_level=3, config=numerics.pass_config(TF32))
+    with GPU, options, cuda.compile_step("sm_80", TF32):
+        return str(tvm.compile(schedule.mod, GPU).mod.imports[0].inspect_source())
 
 
-def b_place(lane: int, i: int) -> tuple[int, int]:
-    return lane % 4 + (4 if i == 1 else 0), lane // 4
+def run_as_cuda(name: str, drawn: bool, folder: str, every: int) -> tuple[int, int]:
+    """Called in a process of its own: compares what a kernel's CUDA text writes when it is run on this CPU.
+
+    Runs each `every`-th thread block. Returns how many elements were written, and of how many.
+    """
+    case = CASES[name]()
+    mod, _ = tasks.canonical(prim_func(case)["main"])
+    schedule = next(candidates(mod, 1)) if drawn else tf32_product.schedule_of(mod)[0]
+    bound = re.findall(r'thread_binding\((?:T\.int64\()?(\d+)\)?, thread="(\w+\.\w)"', schedule.mod.script())
+    extents = {axis: int(extent) for extent, axis in bound}
+    x, y = extents.get("blockIdx.x", 1), extents.get("blockIdx.y", 1)
+    launch = cuda_on_cpu.Launch(x, y, extents.get("threadIdx.y", 1), tuple(range(0, x * y, every)))
+    inputs, output, reference = case
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal([int(size) for size in one.shape]).astype("f4") for one in inputs]
+    names = [str(schedule.mod["main"].params[place].name) for place in range(len(inputs) + 1)]
+    shape = tuple(int(size) for size in output.shape)
+    named = dict(zip(names, arrays, strict=False))
+    got = cuda_on_cpu.run(cuda_source(schedule), named, (names[-1], shape), launch, Path(folder))
+    written = ~np.isnan(got)
+    want = reference(*(array.astype("f8") for array in arrays))
+    np.testing.assert_allclose(got[written], want[written], rtol=1e-4, atol=1e-4)
+    return int(written.sum()), written.size
 
 
-def c_place(lane: int, i: int) -> tuple[int, int]:
-    return lane // 4 + (8 if i in (2, 3) else 0), lane % 4 * 2 + (i & 1)
+@cuda_compiler.needed
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler is installed")
+@pytest.mark.parametrize(
+    ("name", "drawn", "every"),
+    [*((name, False, every) for name, every in AS_CUDA.items()), ("batch", True, 3)],
+)
+def test_cuda_text_computes_the_product_without_races(
+    name: str, drawn: bool, every: int, env: dict[str, str], tmp_path: Path
+) -> None:
+    written, size = process.call("test_tf32:run_as_cuda", name, drawn, str(tmp_path), every, what="running", env=env,
+                                 torch=True)[0]  # fmt: skip
+    assert written == size if every == 1 else 0 < written < size
+
+
+@cuda_compiler.needed
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler is installed")
+def test_a_missing_barrier_is_seen(env: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(CompileError, match="returned non-zero exit status 66"):
+        process.call("test_tf32:run_without_barriers", str(tmp_path), what="running", env=env)
+
+
+def run_without_barriers(folder: str) -> None:
+    """Called in a process of its own."""
+    kept = cuda_source
+
+    def without(schedule: Schedule) -> str:
+        return kept(schedule).replace("__syncthreads();", "")
+
+    globals()["cuda_source"] = without
+    run_as_cuda("odd sizes", False, folder, 1)
+
+
+def build(folder: str, variants: Sequence[tuple[str, bool]]) -> None:
+    """Called in a process of its own: for each (arch, tf32) a library of some products with its PTX in a folder."""
+    for arch, allowed in variants:
+        section = NumericsSection(tf32=allowed)
+        target = targets.to_tvm(targets.resolve(TargetSection(kind="cuda", arch=arch)),
+                                numerics.llvm_attributes(section))  # fmt: skip
+        out = Path(folder) / f"{arch}-{allowed}"
+        out.mkdir()
+        names = {"plain": "large tiles", "odd": "odd, both transposed", "fused": "bias, gate, residual", "conv": "3x3"}
+        mod = tvm.IRModule({
+            name: prim_func(CASES[case]())["main"].with_attr("global_symbol", name) for name, case in names.items()
+        })  # fmt: skip
+        options = tvm.transform.PassContext(opt_level=3, config=numerics.pass_config(section))
+        with target, options, cuda.compile_step(arch, section, keep=out):
+            mod = passes.run(mod, passes.schedule_steps("cuda", allowed), lambda *step: None)
+            tvm.compile(mod, target).export_library(str(out / "library.so"))
 
 
 @pytest.fixture(scope="module")
-def warp(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The CUDA functions of the intrinsics, compiled for this CPU; its `lane` says which lane runs them.
-
-    Rounding copies the bits; the tensor core keeps what a lane hands over, and gives it what `result` holds.
-    """
-    compiler = shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        pytest.skip("no C++ compiler is installed")
-    source = "\n".join(tf32.FUNCTIONS.values())
-    source = re.sub(r"asm(?: volatile)?\((.*?)\);\n", on_host, source, flags=re.DOTALL)
-    folder = tmp_path_factory.mktemp("warp")
-    (folder / "warp.cpp").write_text(HOST + source + EXPORTED)
-    subprocess.run([compiler, "-shared", "-fPIC", "-Wno-unknown-pragmas", "-o", "warp.so", "warp.cpp"], cwd=folder,
-                   check=True)  # fmt: skip
-    return ctypes.CDLL(str(folder / "warp.so"))
+def env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    paths = os.pathsep.join([process.PACKAGE_PARENT, str(Path(__file__).parent)])
+    return {"PYTHONPATH": paths, **cuda.loader_env(tmp_path_factory.mktemp("cache"))}
 
 
-def on_host(asm: re.Match[str]) -> str:
-    """A call of `rounded` or `tensor_core` with the operands of an asm statement."""
-    operands = re.findall(r'"[=+]?[rf]"\((.*?)\)(?=,| *:|\n|$)', asm[1], re.MULTILINE)
-    return f"{'tensor_core' if 'mma.sync' in asm[1] else 'rounded'}({', '.join(operands)});\n"
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory, env: dict[str, str]) -> Path:
+    folder = tmp_path_factory.mktemp("built")
+    variants = [("sm_80", True), ("sm_90", True), ("sm_80", False)]
+    process.call("test_tf32:build", str(folder), variants, what="building", env=env)
+    return folder
 
 
-HOST = """
-#include <cstring>
-#define __device__
-#define __forceinline__ inline
-struct { int x; } threadIdx;
-extern "C" {
-int call;
-unsigned handed[2][6];
-float result[2][4];
-}
-static void rounded(unsigned& to, float from) { memcpy(&to, &from, 4); }
-static void tensor_core(float& c0, float& c1, float& c2, float& c3, unsigned a0, unsigned a1, unsigned a2, unsigned a3,
-                        unsigned b0, unsigned b1) {
-  unsigned all[6] = {a0, a1, a2, a3, b0, b1};
-  memcpy(handed[call], all, sizeof all);
-  float* to = result[call++];
-  c0 += to[0], c1 += to[1], c2 += to[2], c3 += to[3];
-}
-"""
-EXPORTED = """
-extern "C" {
-void lane(int n) { threadIdx.x = n; call = 0; }
-void load(float* f, const float* s, int row, int k) { tf32_load(f, s, row, k); }
-void multiply(float* c, const float* a, const float* b) { tf32_multiply(c, a, b); }
-void clear(float* c) { tf32_clear(c); }
-void store(float* t, const float* c, int stride) { tf32_store(t, c, stride); }
-}
-"""
+@cuda_compiler.needed
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_machine_code_multiplies_on_tf32_tensor_cores(arch: str, built: Path) -> None:
+    kernels = sass.read(built / f"{arch}-True" / "library.so")
+    assert len(kernels) == 4
+    for kernel in kernels:
+        assert kernel.products == ("HMMA.1688.F32.TF32",)
+        assert kernel.local_accesses == (0, 0)  # all fragments are registers
+        assert "BAR" in " ".join(kernel.instructions)
+    ptx = ptx_of(built / f"{arch}-True")
+    assert set(re.findall(r"mma\.sync\S+", ptx)) == {"mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"}
+    rounded = set(re.findall(r"cvt\.rna\.tf32\.f32\s+(%r\d+)", ptx))
+    operands = re.findall(r"mma\.sync\S+\s*\{[^}]*\},\s*\{([^}]*)\},\s*\{([^}]*)\}", ptx)
+    assert operands
+    assert not set(re.findall(r"%\w+", str(operands))) - known_copies(ptx, rounded)
 
 
-@pytest.mark.parametrize("a_by_k", [False, True])
-@pytest.mark.parametrize("b_by_k", [False, True])
-def test_lanes_hold_what_the_ptx_isa_says(a_by_k: bool, b_by_k: bool, warp: ctypes.CDLL) -> None:
-    rng = np.random.default_rng(0)
-    a, b = rng.standard_normal((16, 8)).astype("f4"), rng.standard_normal((8, 16)).astype("f4")
-    fragments = np.zeros((2, 32, 4), "f4")
-    for index, (rows, by_k) in enumerate(((a, a_by_k), (b.T, b_by_k))):
-        tile = np.zeros((8, 24) if by_k else (16, 12), "f4")  # with the padding of shared memory
-        tile[:, : 16 if by_k else 8] = rows.T if by_k else rows
-        strides = (1, 24) if by_k else (12, 1)
-        for lane in range(32):
-            warp.lane(lane)
-            warp.load(pointer(fragments[index, lane]), pointer(tile), *strides)
-    target, sums = np.zeros((16, 16), "f4"), np.ones((32, 8), "f4")
-    handed = (ctypes.c_uint * 12).in_dll(warp, "handed")
-    result = (ctypes.c_float * 8).in_dll(warp, "result")
-    halves = np.zeros((2, 16, 8), "f4")
-    registers = np.zeros((32, 2, 6), "f4")
-    for lane in range(32):  # what each lane hands to the tensor core
-        warp.lane(lane)
-        warp.clear(pointer(sums[lane]))
-        assert not sums[lane].any()
-        warp.multiply(pointer(sums[lane].copy()), pointer(fragments[0, lane]), pointer(fragments[1, lane]))
-        registers[lane] = np.frombuffer(handed, "f4").reshape(2, 6)
-    for half in range(2):
-        x, y = np.full((16, 8), np.nan, "f4"), np.full((8, 8), np.nan, "f4")
-        for lane in range(32):
-            for i in range(4):
-                x[a_place(lane, i)] = registers[lane, half, i]
-            for i in range(2):
-                y[b_place(lane, i)] = registers[lane, half, 4 + i]
-        halves[half] = x @ y
-    for lane in range(32):  # what it gives back to each
-        warp.lane(lane)
-        given = [halves[half][c_place(lane, i)] for half in range(2) for i in range(4)]
-        result[:] = given
-        warp.multiply(pointer(sums[lane]), pointer(fragments[0, lane]), pointer(fragments[1, lane]))
-        warp.store(pointer(target), pointer(sums[lane]), 16)
-    np.testing.assert_allclose(target, a @ b, rtol=1e-6, atol=1e-6)
+def known_copies(ptx: str, registers: set[str]) -> set[str]:
+    """The registers, and those that hold copies of them."""
+    known, moves = set(registers), re.findall(r"mov\.b32\s+(%\w+),\s*(%\w+)", ptx)
+    while more := {to for to, source in moves if source in known} - known:
+        known |= more
+    return known
 
 
-def pointer(array: np.ndarray) -> ctypes.c_void_p:
-    assert array.flags.c_contiguous
-    return ctypes.c_void_p(array.ctypes.data)
+def ptx_of(folder: Path) -> str:
+    (image,) = cubin.images(folder / "library.so")
+    return (folder / f"{hashlib.sha256(image).hexdigest()}.ptx").read_text()
+
+
+@cuda_compiler.needed
+def test_without_tf32_no_tensor_core_is_used(built: Path) -> None:
+    assert not any(kernel.products for kernel in sass.read(built / "sm_80-False" / "library.so"))
+    assert "tf32" not in ptx_of(built / "sm_80-False")
+
+
+@cuda_compiler.needed
+@pytest.mark.parametrize(("model", "share"), [("minilm_l6", 99), ("effnet_lite0", 89)])
+def test_model_is_built_for_tensor_cores(model: str, share: float, tmp_path: Path) -> None:
+    if not (ROOT / ".cache" / "models" / "onnx" / f"{model}.onnx").exists():
+        pytest.skip(f"the model is not fetched: python scripts/get_models.py .cache/models {model}")
+    done = subprocess.run(
+        [sys.executable, "-m", "tvmflow.cli", "compile", ROOT / "configs" / f"{model}.toml", "--target", "cuda",
+         "--set", "target.arch=sm_80", "--set", "numerics.tf32=true", "--no-verify", "--json", "-o", "out"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    manifest = json.loads(done.stdout)
+    assert manifest["narrowest_float"] == "tf32"
+    chosen = {kernel["name"] for kernel in manifest["kernels"] if kernel["rule"].startswith("tf32 ")}
+    assert {name.removesuffix("_kernel") for name in manifest["audit"]["tf32_kernels"]} == chosen
+    (note,) = [note for note in manifest["notes"] if note.startswith("numerics.tf32: ")]
+    assert float(re.findall(r"([\d.]+)% of all", note)[0]) > share
+
+
+def test_a_record_with_tf32_never_serves_without() -> None:
+    function = prim_func(matmul(64, 96, 64))["main"]
+    mod, workload = tasks.canonical(function)
+    target = targets.resolve(TargetSection(kind="cuda", arch="sm_80"))
+    trace = search.trace_json(tf32_product.schedule_of(mod)[0])
+
+    def rules(made_with: NumericsSection, asked_for: NumericsSection) -> tuple[str, str]:
+        record = Record(
+            parts=tasks.key_parts(workload, target, made_with), name="matmul", trace=trace, timings_s=(1e-3,), flop=1e6,
+            workload_json=pack(tvm.ir.save_json(mod)),
+            provenance=Provenance(versions={}, machine="x86_64", cpu="a GPU", threads=1, seed=0, trials=1, protocol="",
+                                  date="2025-01-31T12:00:00Z", tvmflow="0.1.0"),
+        )  # fmt: skip
+        applied = tuned.apply(tvm.IRModule({"f": function}), Reading((record,), ()), target, asked_for, ())
+        return str(applied.mod["f"].attrs.get(RULE_ATTR, "")), "".join(applied.notes)
+
+    assert rules(TF32, TF32)[0].endswith(", tf32")
+    assert rules(TF32, FP32) == ("", "")
+    rule, note = rules(FP32, FP32)  # a key that lies
+    assert not rule
+    assert "uses TF32 against its key" in note
+
+
+def test_what_has_no_tf32_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = {"model": {"entry": "m:f"}, "numerics": {"tf32": True}}
+    with pytest.raises(ConfigError, match="CPUs have no TF32"):
+        config.from_dict(raw)
+    with pytest.raises(ConfigError, match=r"needs sm_80 or later, target\.arch is sm_75"):
+        config.from_dict({**raw, "target": {"kind": "cuda", "arch": "sm_75"}})
+    monkeypatch.setattr(prepare, "_detected_arch", lambda cfg: "sm_75")
+    with pytest.raises(TargetError, match="needs sm_80 or later, the GPU here is sm_75"):
+        prepare.setting(config.from_dict({**raw, "target": {"kind": "cuda"}}))

@@ -83,7 +83,7 @@ def built_candidates(folder: str) -> list[str]:
         builder.measure(jobs, None)  # everything is built before anything is run
     found = []
     for number, schedule in enumerate(schedules):
-        replayed = tasks.replay(mod, search.trace_json(schedule))
+        replayed = tasks.replay(mod, tasks.trace_json(schedule))
         assert replayed is not None
         tvm.ir.assert_structural_equal(replayed.mod["main"], schedule.mod["main"])
         found += [image.arch for image in cubin.assert_machine_code(Path(folder) / f"{number}.so", "sm_90")]

@@ -38,14 +38,20 @@ def apply(prepared: tvm.IRModule, reading: Reading, target: Target, numerics: Nu
         found = reading.lookup(parts, cpu_features)
         if not isinstance(found, Match):
             continue
+        if tf32.is_used(found.record.trace) and not numerics.tf32:
+            notes.append(f"{var.name_hint}: record {found.record.key[:12]} uses TF32 against its key and was skipped")
+            continue
         schedule = tasks.replay(mod, found.record.trace)
         if schedule is None:
             notes.append(f"{var.name_hint}: record {found.record.key[:12]} no longer applies and was skipped")
             continue
+        if not tasks.kept_its_tiles(schedule, found.record.trace):
+            notes.append(f"{var.name_hint}: record {found.record.key[:12]} was made for another shape, its tiles were "
+                         "changed to fit")  # fmt: skip
         rule = f"record {found.record.key[:12]}, {found.record.gflops:.0f} GFLOP/s when tuned"
         if not found.exact:
             rule += f", for {found.record.parts.target['mcpu']}"
-        if tf32.is_used(schedule.mod["main"]):
+        if tf32.is_used(found.record.trace):
             rule += ", tf32"
         attrs = {RULE_ATTR: rule, KEY_ATTR: parts.key, GFLOPS_ATTR: found.record.gflops, "tirx.is_scheduled": True}
         if USER_ATTR in function.attrs:

@@ -15,11 +15,14 @@ import tvm
 from tvm import relax
 from tvm.relax import transform
 from tvm.relax.backend import DispatchSampling, DispatchSortScan
-from tvm.s_tir import dlight
+from tvm.s_tir import Schedule, dlight
+from tvm.s_tir.schedule import ScheduleError
 
 from tvmflow.config import KernelSection
 from tvmflow.graph.cancel import CancelTransposes
 from tvmflow.graph.constants import FoldExactly
+from tvmflow.graph.epilogues import KeepResizersApart
+from tvmflow.graph.guards import Guards
 from tvmflow.graph.packing import FoldRepacking, SplitRepacking
 from tvmflow.graph.replacement import OnReplaced, ReplaceOperators
 from tvmflow.graph.transposed import SplitTransposedConvolutions
@@ -44,6 +47,11 @@ class Step:
 
 # Called after each step with the step, the module it made, and the seconds it took.
 AfterStep = Callable[[Step, tvm.IRModule, float], None]
+
+
+def guard_steps(guards: bool) -> tuple[Step, ...]:
+    """Checks at run time, before anything else knows what they guard."""
+    return (Step("Guards", "stop at indices out of range and division by zero", Guards()),) if guards else ()
 
 
 def simplify_steps() -> tuple[Step, ...]:
@@ -109,6 +117,7 @@ def fuse_steps(kind: str, prepack: bool) -> tuple[Step, ...]:
         Step("DispatchSortScan", "sort and scan to their run-time functions", DispatchSortScan()),
         Step("LegalizeOps", "operators to TensorIR", transform.LegalizeOps()),
         Step("AnnotateTIROpPattern", "say what fuses with what", transform.AnnotateTIROpPattern()),
+        Step("KeepResizersApart", "paddings are no epilogues: no tile is where they write", KeepResizersApart()),
         Step("FoldConstant", "compute what became constant", transform.FoldConstant()),
         Step("FuseOps", "group operators into kernels", transform.FuseOps()),
         Step("FuseTIR", "one TensorIR function per group", transform.FuseTIR()),
@@ -164,7 +173,23 @@ def schedule_steps(kind: str, tf32: bool) -> tuple[Step, ...]:
 def gpu_rules() -> tuple[dlight.ScheduleRule, ...]:
     """DLight's rules for a GPU; the first that fits a kernel schedules it."""
     gpu = dlight.gpu
-    return (gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback())
+    return tuple(map(GpuRule, (gpu.Matmul(), gpu.GEMV(), gpu.Reduction(), gpu.GeneralReduction(), gpu.Fallback())))
+
+
+class GpuRule(dlight.ScheduleRule):  # type: ignore[misc]  # TVM's modules have no types
+    """A rule of DLight's that says of a kernel that it does not fit, instead of failing on it.
+
+    They take for granted that epilogues can be inlined, that last indices are plain, and the like.
+    """
+
+    def __init__(self, rule: dlight.ScheduleRule) -> None:
+        self._rule = rule
+
+    def apply(self, func: tvm.tirx.PrimFunc, target: tvm.target.Target, tunable: bool) -> Schedule | None:
+        try:
+            return self._rule.apply(func, target, tunable)
+        except (ScheduleError, AssertionError, AttributeError, RuntimeError, ValueError, TypeError, IndexError):
+            return None
 
 
 def run(mod: tvm.IRModule, steps: tuple[Step, ...], after: AfterStep) -> tvm.IRModule:

@@ -81,9 +81,9 @@ def group(a_by_k: bool, b_by_k: bool) -> dict[str, str]:
     }
 
 
-def is_used(function: tvm.tirx.PrimFunc) -> bool:
-    """Whether a scheduled function multiplies on tensor cores."""
-    return '"tf32_multiply"' in function.script()
+def is_used(trace: object) -> bool:
+    """Whether a schedule's trace, as JSON values, puts a product on tensor cores."""
+    return "tf32_multiply" in str(trace)
 
 
 def alignment(by_k: bool) -> tuple[int, int]:

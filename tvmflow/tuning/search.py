@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +14,7 @@ from tvm.s_tir.schedule import ScheduleError
 from tvmflow.database import Record
 from tvmflow.database.keys import fingerprint
 from tvmflow.kernels import repacking
-from tvmflow.tasks import Task, replay
+from tvmflow.tasks import Task, replay, trace_json
 from tvmflow.tuning import space
 from tvmflow.tuning.measure import Measured, Measurer
 from tvmflow.tuning.transfer import Experience
@@ -169,11 +168,6 @@ def job_of(mod: tvm.IRModule) -> Job:
     return Job(tvm.ir.save_json(mod), args, weights)
 
 
-def trace_json(schedule: Schedule) -> Any:
-    """The trace as JSON values."""
-    return json.loads(json.dumps(schedule.trace.as_json(), default=_plain))
-
-
 def trace_hash(schedule: Schedule) -> str:
     """The sha256 of the trace's canonical JSON."""
     return fingerprint(trace_json(schedule))
@@ -202,14 +196,3 @@ def _commit(search: Search, candidate: Candidate, target: tvm.target.Target) -> 
     search.measured.commit_tuning_record(
         ms.database.TuningRecord(candidate.schedule.trace, workload, list(candidate.samples_s), target, args)
     )
-
-
-def _plain(value: Any) -> Any:
-    """TVM's numbers and containers as JSON's."""
-    if isinstance(value, tvm.tirx.IntImm):
-        return int(value)
-    if isinstance(value, tvm.tirx.FloatImm):
-        return float(value)
-    if hasattr(value, "items"):
-        return {str(key): item for key, item in value.items()}
-    return str(value) if isinstance(value, str) else list(value)

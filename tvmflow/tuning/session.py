@@ -13,7 +13,7 @@ from typing import Protocol
 import tvm
 
 from tvmflow.database import KeyParts, Provenance, Record, pack
-from tvmflow.tasks import Task
+from tvmflow.tasks import Task, trace_json
 from tvmflow.tuning import search, space
 from tvmflow.tuning.measure import Measurer
 from tvmflow.tuning.search import CONFIRMED, Candidate, Search
@@ -164,7 +164,7 @@ class Session:
         )  # fmt: skip
         return Record(
             parts=task.parts, name=task.name, workload_json=pack(tvm.ir.save_json(task.mod)),
-            trace=search.trace_json(candidate.schedule), timings_s=candidate.samples_s, flop=task.flop,
+            trace=trace_json(candidate.schedule), timings_s=candidate.samples_s, flop=task.flop,
             provenance=provenance,
         )  # fmt: skip
 

@@ -66,10 +66,8 @@ def default(mod: tvm.IRModule, target: tvm.target.Target, tf32: bool = False) ->
         if tf32 and (own := tf32_product.schedule_of(mod))[1]:
             return own[0]
         found = (rule.apply(mod["main"], target, False) for rule in passes.gpu_rules())
-        try:
-            return next(scheduled for scheduled in found if scheduled is not None)
-        except (StopIteration, ScheduleError):
-            return Schedule(mod, debug_mask="none")
+        fitting = next((scheduled for scheduled in found if scheduled is not None), None)
+        return fitting or Schedule(mod, debug_mask="none")
     with target:
         return cpu_default.schedule_of(mod)[0]
 

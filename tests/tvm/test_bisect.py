@@ -1,0 +1,230 @@
+"""`tvmflow bisect` finds planted faults: of the import, a graph pass, a schedule, a record, a kernel of the user's.
+
+The values are held against ONNX Runtime's; each reproducer is run and must show the difference by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from planted_faults import plant
+
+from tvmflow import config, flow, frontend, process, tasks
+from tvmflow.config import Config
+from tvmflow.database import Provenance, Record, Store, pack
+from tvmflow.findings import Bisection
+
+PROVENANCE = Provenance(
+    versions={"apache-tvm": "0.27.0.post1"}, machine="x86_64", cpu="some CPU", threads=1, date="2026-01-31T00:00:00Z",
+    seed=0, trials=1, protocol="planted", tvmflow="0.1.0",
+)  # fmt: skip
+KERNEL_OFF = '''
+import tvm
+from tvm import te
+
+def shifted(call):
+    (x,) = call.args
+    a = te.placeholder(x.shape, name="a", dtype=x.dtype)
+    out = te.compute(x.shape, lambda *i: tvm.tirx.tanh(a[i]) + tvm.tirx.const(0.01, "float32"))
+    return te.create_prim_func([a, out])
+'''
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three dense layers of different widths, with Relu, Tanh and Relu behind them."""
+    rng, widths = np.random.default_rng(0), (24, 20, 36, 24)
+    nodes, weights, last = [], [], "x"
+    for index, function in enumerate(("Relu", "Tanh", "Relu")):
+        weight = rng.standard_normal(widths[index : index + 2]).astype("float32") / 4
+        weights.append(numpy_helper.from_array(weight, f"w{index}"))
+        nodes.append(helper.make_node("MatMul", [last, f"w{index}"], [f"m{index}"], name=f"dense{index}"))
+        nodes.append(helper.make_node(function, [f"m{index}"], [f"r{index}"], name=f"function{index}"))
+        last = f"r{index}"
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [16, 24]) for name in ("x", last)]
+    graph = helper.make_graph(nodes, "dense", values[:1], values[1:], weights)
+    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
+    made.ir_version = 8
+    path = tmp_path_factory.mktemp("model") / "dense.onnx"
+    onnx.save(made, path)
+    return path
+
+
+def of(model: Path, database: Path | None = None) -> Config:
+    tables = [{"target": {"threads": 1}, "verify": {"seeds": [0]}}]
+    return config.of_model(str(model), [*tables, {"tuning": {"database": str(database)}}] if database else tables)
+
+
+def bisected(cfg: Config, out: Path) -> Bisection:
+    return flow.bisect_config(cfg, out, lambda event: None)
+
+
+def reproduce(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(folder / "reproduce.py")]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def tvmflow(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "tvmflow.cli", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
+
+
+def planted_records(cfg: Config, kind: str) -> list[Record]:
+    """A record per dense layer, tiled as MetaSchedule would; `kind` says what is wrong with them. For a child."""
+    from tvm import ir
+    from tvm.s_tir import Schedule
+
+    from tvmflow.build import library
+    from tvmflow.kernels.axes import blocks_of
+    from tvmflow.prepare import prepare, setting
+    from tvmflow.tuning import space
+
+    chosen, found = setting(cfg), []
+    with chosen.entered():
+        prepared, _ = prepare(cfg, frontend.load(cfg), "llvm", lambda *step: None)
+        dense = tasks.extract(prepared, library.calls(prepared), chosen.target, cfg.numerics)
+    for task in sorted(dense, key=lambda task: task.name):
+        schedule = space.context(task.mod, chosen.tvm_target, "main", seed=1).generate_design_space()[0]
+        if kind == "float16" and "tanh" in task.name:  # rounds the product to float16: off by about 1e-3
+            schedule = Schedule(task.mod, debug_mask="none")
+            schedule.unsafe_set_dtype(next(iter(blocks_of(schedule))), 0, "float16")
+        found.append(Record(
+            parts=task.parts, name=task.name, workload_json=pack(ir.save_json(task.mod)), flop=task.flop,
+            trace=tasks.trace_json(schedule), timings_s=(1e-6,), provenance=PROVENANCE,
+        ))  # fmt: skip
+    return found
+
+
+def database(folder: Path, cfg: Config, kind: str) -> Path:
+    records, _ = process.call("test_bisect:planted_records", cfg, kind, what="planting records")
+    if kind == "swapped":
+        traces = [record.trace for record in records]
+        records = [r.model_copy(update={"trace": t}) for r, t in zip(records, traces[1:] + traces[:1], strict=True)]
+    Store(folder).add(records)
+    return folder
+
+
+@pytest.fixture
+def importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
+
+
+@pytest.mark.usefixtures("importable")
+def test_a_wrong_record_is_found_where_compile_refuses(model: Path, tmp_path: Path) -> None:
+    folder = database(tmp_path / "db", of(model), "float16")
+    options = ["--set", f"tuning.database={folder}", "--set", "verify.seeds=[0]", "--set", "target.threads=1"]
+    compiled = tvmflow("compile", str(model), *options, cwd=tmp_path)
+    assert compiled.returncode == 10
+    assert f"tvmflow bisect {model}" in compiled.stderr
+    done = tvmflow("bisect", str(model), *options, "--json", "-o", "found", cwd=tmp_path)
+    assert done.returncode == 10, done.stderr
+    found = json.loads(done.stdout)
+    wrong = next(r for r in Store(folder).read().records if "tanh" in r.name)
+    assert found["culprit"]["step"] == "TuningRecords"
+    assert f"the tuning record {wrong.key[:12]} makes the kernel {wrong.name} wrong" in done.stderr
+    assert [one["kernel"] for one in found["culprit"]["kernels"]] == [wrong.name]
+    assert 1e-4 < found["culprit"]["kernels"][0]["share"] < 1e-2
+    shown = reproduce(tmp_path / "found")
+    assert (shown.returncode, "values differ" in shown.stdout) == (1, True), shown.stderr
+
+
+@pytest.mark.usefixtures("importable")
+def test_traces_of_another_shape_are_named_though_their_values_are_right(model: Path, tmp_path: Path) -> None:
+    folder = database(tmp_path / "db", of(model), "swapped")
+    found = bisected(of(model, folder), tmp_path / "found")
+    assert found.culprit is None
+    for record in Store(folder).read().records:
+        assert any(record.key[:12] in note for note in found.unusable_records)
+    assert all("another shape" in note or "no longer applies" in note for note in found.unusable_records)
+
+
+def test_a_kernel_of_the_users_that_is_off_by_a_hundredth(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "kernels.py").write_text(KERNEL_OFF)
+    kernel = '[kernels.shifted]\nentry = "kernels:shifted"\nreplaces = "tanh"\n'
+    (tmp_path / "model.toml").write_text(f'model.path = "{model}"\nverify.seeds = [0]\n{kernel}')
+    compiled = tvmflow("compile", "model.toml", "--no-verify", "-o", "model.tvmflow", cwd=tmp_path)
+    assert compiled.returncode == 0, compiled.stderr
+    found = flow.bisect_artifact(tmp_path / "model.tvmflow", None, [], tmp_path / "found", lambda event: None)
+    assert found.culprit is not None
+    assert (found.culprit.step, found.culprit.kernel) == ("ReplaceOperators", "user kernel shifted")
+    assert found.culprit.kernels[0].max_error == pytest.approx(1e-2, rel=1e-3)
+    assert reproduce(tmp_path / "found").returncode == 1
+
+
+def test_a_default_schedule_that_is_off_by_a_hundredth(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+                                                       ) -> None:  # fmt: skip
+    plant(tmp_path / "site", monkeypatch, "tvmflow.kernels.default", """
+        real = module.scheduled
+
+        def scheduled(function):
+            import tvm
+            text = real(function).script(show_meta=False)
+            if "tanh" not in text:
+                return real(function)
+            wrong = text.replace("T.tanh(", "T.float32(0.01) + T.tanh(")
+            assert wrong != text
+            return tvm.script.from_source(wrong)
+
+        module.scheduled = scheduled
+    """)
+    found = bisected(of(model), tmp_path / "found")
+    assert found.culprit is not None
+    assert found.culprit.step == "DefaultSchedule"
+    assert "tanh" in str(found.culprit.kernel)
+    assert len(found.culprit.kernels) == 1
+    assert found.culprit.kernels[0].max_error == pytest.approx(1e-2, rel=1e-3)
+    assert reproduce(tmp_path / "found").returncode == 1
+
+
+def test_a_wrong_pass_of_the_graph(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(tmp_path / "site", monkeypatch, "tvmflow.graph.transposed", """
+        from tvm import relax
+        import tvm
+
+        @tvm.transform.module_pass(opt_level=0, name="Wrong")
+        class Wrong:
+            def transform_module(self, mod, context):
+                text = mod.script(show_meta=True)
+                return tvm.script.from_source(text.replace("R.tanh(", "R.sin("))
+
+        module.SplitTransposedConvolutions = Wrong
+    """)
+    found = bisected(of(model), tmp_path / "found")
+    assert found.culprit is not None
+    assert found.culprit.step == "SplitTransposedConvolutions"
+    assert reproduce(tmp_path / "found").returncode == 1
+
+
+def test_a_wrong_import_is_traced_to_its_node(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(tmp_path / "site", monkeypatch, "tvmflow.frontend.ops", """
+        from tvm import relax
+        from types import MappingProxyType
+        real = module.convert_map
+
+        class Wrong:
+            @classmethod
+            def get_converter(cls, opset):
+                return lambda builder, inputs, attributes, params: relax.op.sin(inputs[0])
+
+        module.convert_map = lambda: MappingProxyType({**real(), "Tanh": Wrong})
+    """)
+    found = bisected(of(model), tmp_path / "found")
+    assert found.culprit is not None
+    assert found.culprit.step == "import"
+    assert "function1" in str(found.culprit.kernel)
+    assert len(onnx.load(tmp_path / "found" / "node.onnx").graph.node) == 1
+    shown = reproduce(tmp_path / "found")
+    assert (shown.returncode, "values differ" in shown.stdout) == (1, True), shown.stderr
+
+
+def test_nothing_is_found_where_nothing_is_wrong(model: Path, tmp_path: Path) -> None:
+    done = tvmflow("bisect", str(model), "--set", "verify.seeds=[0]", cwd=tmp_path)
+    assert (done.returncode, "nothing is wrong" in done.stdout) == (0, True), done.stderr
+    assert not list(tmp_path.iterdir())
