@@ -87,7 +87,7 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
         notes=(*model.notes, *tuned.notes, *checked, *_winograd_notes(contents.kernels), *_half_notes(cfg, narrowest),
                *(_tf32_notes(contents.kernels, prepared) if cfg.numerics.tf32 else ())),
         verdict=None,
-        evidence=seen,
+        evidence=seen.model_copy(update={"shape_functions": contents.shape_functions}),
     )
     with log.stage("audit"):
         manifest = _audited(folder, manifest)

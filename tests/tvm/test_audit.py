@@ -33,6 +33,7 @@ def messages(folder: Path) -> dict[str, str]:
     transposed = audit_builds.transposed(folder)
     jobs = {
         "clean": (functions, folder / "clean", "", {}),
+        "symbolic": (audit_builds.symbolic(folder), folder / "symbolic", "", {}),
         "fast": (functions, folder / "fast", "", FAST),
         "target": (functions, folder / "target", "target", {}),
         "linker": (functions, folder / "linker", "linker", {}),
@@ -57,6 +58,13 @@ def test_a_clean_library_has_no_findings(messages: dict[str, str], folder: Path)
     assert {use.kernel.operators for use in found.kernels} == {("exp", "sqrt", "tanh", "add", "divide")}
     assert {e.reason for e in found.external} <= {*external.ALLOWED.values()}
     assert found.numerics.llvm_flags == {}
+
+
+def test_functions_of_shapes_are_the_librarys_own(messages: dict[str, str], folder: Path) -> None:
+    manifest = artifact.read_manifest(folder / "symbolic")
+    assert manifest.evidence is not None
+    assert manifest.evidence.shape_functions
+    assert audited(folder / "symbolic").findings == ()
 
 
 def test_a_partitioned_subgraph_is_found(messages: dict[str, str], folder: Path) -> None:

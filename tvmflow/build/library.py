@@ -35,10 +35,14 @@ CROSS_COMPILERS = {"aarch64": "aarch64-linux-gnu-gcc", "x86_64": "x86_64-linux-g
 
 @dataclass(frozen=True)
 class Contents:
-    """What a lowered module holds: its kernels, and the bytes of buffers that one run plans (None if symbolic)."""
+    """What a lowered module holds: its kernels, and the bytes of buffers that one run plans (None if symbolic).
+
+    `shape_functions` are those that lowering adds to compute symbolic shapes.
+    """
 
     kernels: tuple[Kernel, ...]
     planned_bytes: int | None
+    shape_functions: tuple[str, ...]
 
 
 def write_library(mod: tvm.IRModule, target: tvm.target.Target, linker: dict[str, Any], folder: Path) -> Any:
@@ -97,7 +101,9 @@ def contents(scheduled: tvm.IRModule, lowered: tvm.IRModule) -> Contents:
         if not name.startswith("vm.builtin.") and name not in lowered_names
     ]
     _check_external([kernel.rule for kernel in kernels if kernel.origin == "external"])
-    return Contents(tuple(sorted(kernels, key=lambda k: k.name)), storage)
+    added = {var.name_hint for var, function in lowered.functions.items() if isinstance(function, PrimFunc)}
+    shapes = tuple(sorted(added - {kernel.name for kernel in kernels}))
+    return Contents(tuple(sorted(kernels, key=lambda k: k.name)), storage, shapes)
 
 
 def operators(kernel: str) -> tuple[str, ...]:
