@@ -66,6 +66,11 @@ def symbolic(folder: Path) -> Path:
     return model(folder / "symbolic.onnx", [helper.make_node("Exp", ["x"], ["y"])], ("n", 64))
 
 
+def single(folder: Path) -> Path:
+    """A function of one element, in which there is nothing to schedule."""
+    return model(folder / "single.onnx", [helper.make_node("Exp", ["x"], ["y"])], ())
+
+
 def plain(folder: Path) -> Path:
     """A matrix product and a softmax."""
     weights = np.random.default_rng(0).normal(size=(64, 64)).astype("float32")

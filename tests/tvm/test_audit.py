@@ -34,6 +34,7 @@ def messages(folder: Path) -> dict[str, str]:
     jobs = {
         "clean": (functions, folder / "clean", "", {}),
         "symbolic": (audit_builds.symbolic(folder), folder / "symbolic", "", {}),
+        "single": (audit_builds.single(folder), folder / "single", "no schedules", {}),
         "fast": (functions, folder / "fast", "", FAST),
         "target": (functions, folder / "target", "target", {}),
         "linker": (functions, folder / "linker", "linker", {}),
@@ -90,6 +91,7 @@ def test_an_unscheduled_kernel_is_found(messages: dict[str, str], folder: Path) 
     faults = audited(folder / "unscheduled").faults
     assert [(fault.check, fault.place) for fault in faults] == [("kernels", "matmul1"), ("kernels", "softmax1")]
     assert "no schedule: matmul runs on one thread" in faults[0].what
+    assert audited(folder / "single").faults == ()
 
 
 def test_two_needless_transposes_are_found(messages: dict[str, str], folder: Path) -> None:

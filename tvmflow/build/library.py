@@ -14,9 +14,10 @@ from typing import Any, Literal
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import relax
 from tvm.s_tir.analysis import estimate_tir_flops
-from tvm.tirx import IntImm, PrimFunc
+from tvm.tirx import For, IntImm, PrimFunc
 
 from tvmflow.artifact import ALIGNMENT, CONSTANTS, LIBRARY
 from tvmflow.errors import CompileError, UnsupportedError
@@ -150,7 +151,16 @@ def _schedule_of(function: PrimFunc) -> tuple[Origin, str]:
         return ("tuned" if rule.startswith("record ") else "default schedule"), rule
     if called := EXTERNAL_CALL.findall(function.script()):
         return "external", ", ".join(dict.fromkeys(called))
-    return ("default schedule", "DLight") if done else ("unscheduled", UNSCHEDULED)
+    if done:
+        return "default schedule", "DLight"
+    return ("unscheduled", UNSCHEDULED) if _has_loops(function) else ("default schedule", "no loops")
+
+
+def _has_loops(function: PrimFunc) -> bool:
+    """Whether there is anything to schedule: not in a function of a single element."""
+    loops: list[For] = []
+    tvm_ffi.structural_walk(function.body, (For, loops.append))
+    return any(not (isinstance(loop.extent, IntImm) and int(loop.extent) == 1) for loop in loops)
 
 
 def _check_external(names: list[str]) -> None:
