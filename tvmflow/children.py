@@ -87,7 +87,7 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
         notes=(*model.notes, *tuned.notes, *checked, *_winograd_notes(contents.kernels), *_half_notes(cfg, narrowest),
                *(_tf32_notes(contents.kernels, prepared) if cfg.numerics.tf32 else ())),
         verdict=None,
-        evidence=seen,
+        evidence=seen.model_copy(update={"shape_functions": contents.shape_functions}),
     )
     with log.stage("audit"):
         manifest = _audited(folder, manifest)
@@ -185,6 +185,7 @@ def passes(cfg: Config) -> dict[str, list[tuple[str, str]]]:
     kind, prepack = cfg.target.kind, cfg.graph.prepack
     phases = {
         f"widen_half = {cfg.numerics.widen_half}": pipeline.widen_steps(kind, cfg.numerics.widen_half),
+        "guards": pipeline.guard_steps(cfg.graph.guards),
         "simplify": pipeline.simplify_steps(),
         f"layout = {cfg.graph.layout}": pipeline.layout_steps() if cfg.graph.layout != "keep" else (),
         "user kernels": pipeline.user_steps(cfg.kernels, lambda replacement: None),

@@ -151,6 +151,8 @@ class GraphSection(Section):
     """Layout of convolutions: as imported, NHWC, or whichever should take less time, transposes included."""
     prepack: bool = True
     """Allow weights to be stored in the layout that a tuned kernel wants."""
+    guards: bool = False
+    """Stop a run with an error at indices out of range and integer division by zero, whatever the model came from."""
     max_layout_transforms: Annotated[int, Field(ge=0)] | None = None
     """More transposes and layout transforms than this in the finished graph are an error."""
 

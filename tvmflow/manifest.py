@@ -153,13 +153,14 @@ class Evidence(Noun):
 
     `llvm_flags` counts the fast-math flags and attributes in LLVM's IR. `approximations` counts, per CUDA kernel, the
     PTX instructions that approximate or flush denormals beyond what the functions in its source need. `launches` is by
-    CUDA kernel. `cubins` are the sha256 of the images that this is said of.
+    CUDA kernel. `cubins` are the sha256 of the images that this is said of. `shape_functions` compute symbolic shapes.
     """
 
     llvm_flags: dict[str, int]
     approximations: dict[str, dict[str, int]] = {}
     launches: dict[str, Launch] = {}
     cubins: tuple[str, ...] = ()
+    shape_functions: tuple[str, ...] = ()
 
 
 Check = Literal["external calls", "kernels", "layouts", "resources", "numerics"]

@@ -64,8 +64,9 @@ def prepare(
     """
     from tvmflow.graph import layouts, passes
 
-    widened = passes.run(model.mod, passes.widen_steps(kind, cfg.numerics.widen_half), after)
-    choice = layouts.choose(widened, cfg.graph.layout, cfg.numerics.winograd == "auto", after)
+    first = (*passes.guard_steps(cfg.graph.guards), *passes.widen_steps(kind, cfg.numerics.widen_half))
+    started = passes.run(model.mod, first, after)
+    choice = layouts.choose(started, cfg.graph.layout, cfg.numerics.winograd == "auto", after)
     layouts.check_budget(choice.transforms, cfg.graph.max_layout_transforms)
     steps = (
         *passes.user_steps(cfg.kernels, on_replaced), *passes.winograd_steps(kind, cfg.numerics.winograd),

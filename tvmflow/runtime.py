@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import statistics
 import time
 from collections.abc import Callable, Mapping
@@ -164,9 +165,11 @@ class Session:
         except RuntimeError as exc:
             if "match_cast" not in str(exc):
                 raise
-            # Frontends guard indices and divisors by a cast that only holds while they are in range.
+            # Indices and divisors are guarded by a cast to a shape that only holds while they are in range.
+            guard = re.search(r"R\.Shape\(\[(\w+), \1\]\)", str(exc))
+            what = f"{guard[1]} does not hold: " if guard else ""
             raise InputError(
-                "the values of the inputs do not fit: an index is out of range, a divisor is 0, or sizes disagree",
+                f"values of the inputs do not fit: {what}an index is out of range, a divisor is 0, or sizes disagree",
                 "indices must lie within the axis that they pick from",
             ) from exc
 

@@ -30,7 +30,9 @@ def main(x: T.Buffer((4096,), "float32"), y: T.Buffer((4096,), "float32")):
 """
 
 
-def model(path: Path, nodes: list[Any], shape: tuple[int, ...], weights: dict[str, np.ndarray] | None = None) -> Path:
+def model(
+    path: Path, nodes: list[Any], shape: tuple[int | str, ...], weights: dict[str, np.ndarray] | None = None
+) -> Path:
     """An ONNX file of `nodes` from x to y, both of `shape`."""
     tensors = [numpy_helper.from_array(array, name) for name, array in (weights or {}).items()]
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in "xy")
@@ -59,8 +61,18 @@ def transposed(folder: Path) -> Path:
     return model(folder / "transposed.onnx", nodes, (1, 8, 16, 16), {"w": weights})
 
 
+def symbolic(folder: Path) -> Path:
+    """A function of a tensor whose first size is open, so that shapes are computed at run time."""
+    return model(folder / "symbolic.onnx", [helper.make_node("Exp", ["x"], ["y"])], ("n", 64))
+
+
+def single(folder: Path) -> Path:
+    """A function of one element, in which there is nothing to schedule."""
+    return model(folder / "single.onnx", [helper.make_node("Exp", ["x"], ["y"])], ())
+
+
 def plain(folder: Path) -> Path:
-    """A matrix product, which keeps its schedule to itself, and a softmax."""
+    """A matrix product and a softmax."""
     weights = np.random.default_rng(0).normal(size=(64, 64)).astype("float32")
     nodes = [helper.make_node("MatMul", ["x", "w"], ["a"]), helper.make_node("Softmax", ["a"], ["y"])]
     return model(folder / "plain.onnx", nodes, (64, 64), {"w": weights})

@@ -33,6 +33,8 @@ def messages(folder: Path) -> dict[str, str]:
     transposed = audit_builds.transposed(folder)
     jobs = {
         "clean": (functions, folder / "clean", "", {}),
+        "symbolic": (audit_builds.symbolic(folder), folder / "symbolic", "", {}),
+        "single": (audit_builds.single(folder), folder / "single", "no schedules", {}),
         "fast": (functions, folder / "fast", "", FAST),
         "target": (functions, folder / "target", "target", {}),
         "linker": (functions, folder / "linker", "linker", {}),
@@ -59,6 +61,13 @@ def test_a_clean_library_has_no_findings(messages: dict[str, str], folder: Path)
     assert found.numerics.llvm_flags == {}
 
 
+def test_functions_of_shapes_are_the_librarys_own(messages: dict[str, str], folder: Path) -> None:
+    manifest = artifact.read_manifest(folder / "symbolic")
+    assert manifest.evidence is not None
+    assert manifest.evidence.shape_functions
+    assert audited(folder / "symbolic").findings == ()
+
+
 def test_a_partitioned_subgraph_is_found(messages: dict[str, str], folder: Path) -> None:
     found = audited(folder / "partitioned")
     with pytest.raises(AuditError, match="fused_relax_matmul_elsewhere") as caught:
@@ -82,6 +91,7 @@ def test_an_unscheduled_kernel_is_found(messages: dict[str, str], folder: Path) 
     faults = audited(folder / "unscheduled").faults
     assert [(fault.check, fault.place) for fault in faults] == [("kernels", "matmul1"), ("kernels", "softmax1")]
     assert "no schedule: matmul runs on one thread" in faults[0].what
+    assert audited(folder / "single").faults == ()
 
 
 def test_two_needless_transposes_are_found(messages: dict[str, str], folder: Path) -> None:

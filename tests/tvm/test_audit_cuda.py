@@ -134,14 +134,15 @@ def test_a_build_that_breaks_the_numerics_fails(messages: dict[str, str], name: 
 def functions() -> dict[str, str]:
     """A kernel for every function that ptx.py knows, and for such as need nothing."""
     others = ("logf", "log2f", "log10f", "log1pf", "sinf", "cosf", "sqrtf", "__frcp_rn", "floorf", "roundf")
-    binary = {"powf", "fmodf", "pow"}
-    doubles = {"log", "pow", "tanh", "exp", "sqrt", "sin"}
+    binary = {"powf", "fmodf", "remainderf", "pow"}
+    doubles = ("log", "pow", "exp", "sqrt", "sin", "asin", "acosh", "atan", "cosh", "log10", "erf", "tanh", "cbrt")
     sources = {}
-    for name in (*ptx.NEEDED, *others, "exp", "sqrt", "sin"):
+    for name in (*ptx.NEEDED, *others, *doubles):
         dtype = "double" if name in doubles else "float"
         sources[name] = (BINARY if name in binary else UNARY) % (dtype, dtype, name)
     for name in ("hexp", "hexp2", "hlog", "hsqrt", "hrsqrt", "hrcp"):
         sources[name] = "#include <cuda_fp16.h>\n" + UNARY % ("half", "half", name)
+    sources["double /"] = OPERATOR % ("double", "double")
     sources["float /"] = OPERATOR % ("float", "float")
     sources["half /"] = "#include <cuda_fp16.h>\n" + OPERATOR % ("half", "half")
     return sources

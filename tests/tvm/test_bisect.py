@@ -145,13 +145,14 @@ def test_traces_of_another_shape_are_named_though_their_values_are_right(model: 
     assert all("another shape" in note or "no longer applies" in note for note in found.unusable_records)
 
 
-def test_a_kernel_of_the_users_that_is_off_by_a_hundredth(model: Path, tmp_path: Path) -> None:
+def test_a_kernel_of_the_users_that_is_off_by_a_hundredth(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+                                                           ) -> None:  # fmt: skip
     (tmp_path / "kernels.py").write_text(KERNEL_OFF)
-    kernel = '[kernels.shifted]\nentry = "kernels:shifted"\nreplaces = "tanh"\n'
-    (tmp_path / "model.toml").write_text(f'model.path = "{model}"\nverify.seeds = [0]\n{kernel}')
-    compiled = tvmflow("compile", "model.toml", "--no-verify", "-o", "model.tvmflow", cwd=tmp_path)
-    assert compiled.returncode == 0, compiled.stderr
-    found = flow.bisect_artifact(tmp_path / "model.tvmflow", None, [], tmp_path / "found", lambda event: None)
+    kernels = {"shifted": {"entry": "kernels:shifted", "folder": str(tmp_path), "replaces": "tanh"}}
+    cfg = config.from_dict({"model": {"path": str(model)}, "kernels": kernels, "verify": {"seeds": [0]}})
+    with monkeypatch.context() as patched:  # a child that may import torch takes three times as long to start
+        patched.setattr(frontend, "needs_torch", lambda *configs: False)
+        found = bisected(cfg, tmp_path / "found")
     assert found.culprit is not None
     assert (found.culprit.step, found.culprit.kernel) == ("ReplaceOperators", "user kernel shifted")
     assert found.culprit.kernels[0].max_error == pytest.approx(1e-2, rel=1e-3)
@@ -174,31 +175,14 @@ def test_a_default_schedule_that_is_off_by_a_hundredth(model: Path, tmp_path: Pa
 
         module.scheduled = scheduled
     """)
-    found = bisected(of(model), tmp_path / "found")
+    unverified = of(model).model_copy(update={"verify": config.VerifySection(enabled=False, seeds=(0,))})
+    flow.compile_model(unverified, tmp_path / "wrong.tvmflow")
+    found = flow.bisect_artifact(tmp_path / "wrong.tvmflow", None, [], tmp_path / "found", lambda event: None)
     assert found.culprit is not None
     assert found.culprit.step == "DefaultSchedule"
     assert "tanh" in str(found.culprit.kernel)
     assert len(found.culprit.kernels) == 1
     assert found.culprit.kernels[0].max_error == pytest.approx(1e-2, rel=1e-3)
-    assert reproduce(tmp_path / "found").returncode == 1
-
-
-def test_a_wrong_pass_of_the_graph(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(tmp_path / "site", monkeypatch, "tvmflow.graph.transposed", """
-        from tvm import relax
-        import tvm
-
-        @tvm.transform.module_pass(opt_level=0, name="Wrong")
-        class Wrong:
-            def transform_module(self, mod, context):
-                text = mod.script(show_meta=True)
-                return tvm.script.from_source(text.replace("R.tanh(", "R.sin("))
-
-        module.SplitTransposedConvolutions = Wrong
-    """)
-    found = bisected(of(model), tmp_path / "found")
-    assert found.culprit is not None
-    assert found.culprit.step == "SplitTransposedConvolutions"
     assert reproduce(tmp_path / "found").returncode == 1
 
 

@@ -1,14 +1,13 @@
 """TF32 tensor cores, as far as they go without a GPU: values of the schedules, lanes of the intrinsics, machine code.
 
 Three things together stand for a run on a GPU. The schedules run on a CPU with the loops that the intrinsics stand for
-in their places, threads one after the other, and are held against NumPy and PyTorch in float64. The CUDA functions
-that take those places run on a CPU lane by lane, around a tensor core made from the PTX ISA's text. What the CUDA
-compiler makes of both holds the instructions that were meant, and no others.
+in their places, threads one after the other, and are held against NumPy and PyTorch in float64. The CUDA text that is
+made of them runs on a CPU, thread beside thread, around a tensor core made from the PTX ISA, under ThreadSanitizer.
+What the CUDA compiler makes of it holds the instructions that were meant, and no others.
 """
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import json
 import os
@@ -20,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import cuda_compiler
+import cuda_on_cpu
 import numpy as np
 import pytest
 import tvm
@@ -34,7 +34,7 @@ from tvmflow.audit import sass
 from tvmflow.build import cubin, cuda, numerics, tuned
 from tvmflow.config import NumericsSection, TargetSection
 from tvmflow.database import Provenance, Reading, Record, pack
-from tvmflow.errors import ConfigError, TargetError
+from tvmflow.errors import CompileError, ConfigError, TargetError
 from tvmflow.graph import passes
 from tvmflow.kernels import tf32, tf32_product
 from tvmflow.kernels.default import RULE_ATTR
@@ -110,6 +110,7 @@ CASES: dict[str, Callable[[], Case]] = {
     "odd, y transposed": lambda: matmul(50, 33, 27, "y"),
     "odd, both transposed": lambda: matmul(50, 33, 27, "xy"),
     "large tiles": lambda: matmul(1300, 1290, 33),
+    "largest tiles": lambda: matmul(4096, 4096, 48),
     "batch": lambda: matmul(40, 48, 56, batch=[3]),
     "batch, y transposed": lambda: matmul(40, 48, 56, "y", batch=[2, 3]),
     "bias, gate, residual": with_epilogue,
@@ -120,6 +121,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "3x3 NCHW": lambda: convolution("NCHW", (1, 14, 14), (32, 48), (3, 1, 1)),
     "1x1 NCHW": lambda: convolution("NCHW", (1, 7, 7), (64, 40), (1, 1, 0)),
 }
+
+# Those whose default schedule runs as CUDA text instead, and of how many thread blocks one is run.
+AS_CUDA = {"odd, both transposed": 1, "bias, gate, residual": 1, "stem": 3, "largest tiles": 900}
 
 
 def prim_func(case: Case) -> tvm.IRModule:
@@ -160,7 +164,7 @@ def run_serially(mod: tvm.IRModule, case: Case) -> None:
     np.testing.assert_allclose(result.numpy(), want, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name in CASES if name not in AS_CUDA])
 def test_default_schedule_computes_the_product(name: str, described: None) -> None:
     case = CASES[name]()
     schedule, rule = tf32_product.schedule_of(prim_func(case))
@@ -188,7 +192,7 @@ def candidates(mod: tvm.IRModule, count: int) -> Iterator[Schedule]:
 def test_candidates_compute_the_product(name: str, described: None) -> None:
     case = CASES[name]()
     mod, _ = tasks.canonical(prim_func(case)["main"])
-    for schedule in candidates(mod, 2):
+    for schedule in candidates(mod, 1):
         assert "wmma." not in "".join(re.findall(r'scope="[\w.]+"', schedule.mod.script()))
         run_serially(schedule.mod, case)
 
@@ -245,117 +249,67 @@ def depthwise() -> tuple[list[te.Tensor], te.Tensor]:
     return [x, w], topi.nn.depthwise_conv2d_nhwc(x, w, 1, 1, 1)
 
 
-# The PTX ISA, "Matrix Fragments for mma.m16n8k8", .tf32: row and column of register i of a lane.
-def a_place(lane: int, i: int) -> tuple[int, int]:
-    return lane // 4 + (8 if i in (1, 3) else 0), lane % 4 + (4 if i in (2, 3) else 0)
+def cuda_source(schedule: Schedule) -> str:
+    options = tvm.transform.PassContext(opt_level=3, config=numerics.pass_config(TF32))
+    with GPU, options, cuda.compile_step("sm_80", TF32):
+        return str(tvm.compile(schedule.mod, GPU).mod.imports[0].inspect_source())
 
 
-def b_place(lane: int, i: int) -> tuple[int, int]:
-    return lane % 4 + (4 if i == 1 else 0), lane // 4
+def run_as_cuda(name: str, drawn: bool, folder: str, every: int) -> tuple[int, int]:
+    """Called in a process of its own: compares what a kernel's CUDA text writes when it is run on this CPU.
 
-
-def c_place(lane: int, i: int) -> tuple[int, int]:
-    return lane // 4 + (8 if i in (2, 3) else 0), lane % 4 * 2 + (i & 1)
-
-
-@pytest.fixture(scope="module")
-def warp(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The CUDA functions of the intrinsics, compiled for this CPU; its `lane` says which lane runs them.
-
-    Rounding copies the bits; the tensor core keeps what a lane hands over, and gives it what `result` holds.
+    Runs each `every`-th thread block. Returns how many elements were written, and of how many.
     """
-    compiler = shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        pytest.skip("no C++ compiler is installed")
-    source = "\n".join(tf32.FUNCTIONS.values())
-    source = re.sub(r"asm(?: volatile)?\((.*?)\);\n", on_host, source, flags=re.DOTALL)
-    folder = tmp_path_factory.mktemp("warp")
-    (folder / "warp.cpp").write_text(HOST + source + EXPORTED)
-    subprocess.run([compiler, "-shared", "-fPIC", "-Wno-unknown-pragmas", "-o", "warp.so", "warp.cpp"], cwd=folder,
-                   check=True)  # fmt: skip
-    return ctypes.CDLL(str(folder / "warp.so"))
-
-
-def on_host(asm: re.Match[str]) -> str:
-    """A call of `rounded` or `tensor_core` with the operands of an asm statement."""
-    operands = re.findall(r'"[=+]?[rf]"\((.*?)\)(?=,| *:|\n|$)', asm[1], re.MULTILINE)
-    return f"{'tensor_core' if 'mma.sync' in asm[1] else 'rounded'}({', '.join(operands)});\n"
-
-
-HOST = """
-#include <cstring>
-#define __device__
-#define __forceinline__ inline
-struct { int x; } threadIdx;
-extern "C" {
-int call;
-unsigned handed[2][6];
-float result[2][4];
-}
-static void rounded(unsigned& to, float from) { memcpy(&to, &from, 4); }
-static void tensor_core(float& c0, float& c1, float& c2, float& c3, unsigned a0, unsigned a1, unsigned a2, unsigned a3,
-                        unsigned b0, unsigned b1) {
-  unsigned all[6] = {a0, a1, a2, a3, b0, b1};
-  memcpy(handed[call], all, sizeof all);
-  float* to = result[call++];
-  c0 += to[0], c1 += to[1], c2 += to[2], c3 += to[3];
-}
-"""
-EXPORTED = """
-extern "C" {
-void lane(int n) { threadIdx.x = n; call = 0; }
-void load(float* f, const float* s, int row, int k) { tf32_load(f, s, row, k); }
-void multiply(float* c, const float* a, const float* b) { tf32_multiply(c, a, b); }
-void clear(float* c) { tf32_clear(c); }
-void store(float* t, const float* c, int stride) { tf32_store(t, c, stride); }
-}
-"""
-
-
-@pytest.mark.parametrize("a_by_k", [False, True])
-@pytest.mark.parametrize("b_by_k", [False, True])
-def test_lanes_hold_what_the_ptx_isa_says(a_by_k: bool, b_by_k: bool, warp: ctypes.CDLL) -> None:
+    case = CASES[name]()
+    mod, _ = tasks.canonical(prim_func(case)["main"])
+    schedule = next(candidates(mod, 1)) if drawn else tf32_product.schedule_of(mod)[0]
+    bound = re.findall(r'thread_binding\((?:T\.int64\()?(\d+)\)?, thread="(\w+\.\w)"', schedule.mod.script())
+    extents = {axis: int(extent) for extent, axis in bound}
+    x, y = extents.get("blockIdx.x", 1), extents.get("blockIdx.y", 1)
+    launch = cuda_on_cpu.Launch(x, y, extents.get("threadIdx.y", 1), tuple(range(0, x * y, every)))
+    inputs, output, reference = case
     rng = np.random.default_rng(0)
-    a, b = rng.standard_normal((16, 8)).astype("f4"), rng.standard_normal((8, 16)).astype("f4")
-    fragments = np.zeros((2, 32, 4), "f4")
-    for index, (rows, by_k) in enumerate(((a, a_by_k), (b.T, b_by_k))):
-        tile = np.zeros((8, 24) if by_k else (16, 12), "f4")  # with the padding of shared memory
-        tile[:, : 16 if by_k else 8] = rows.T if by_k else rows
-        strides = (1, 24) if by_k else (12, 1)
-        for lane in range(32):
-            warp.lane(lane)
-            warp.load(pointer(fragments[index, lane]), pointer(tile), *strides)
-    target, sums = np.zeros((16, 16), "f4"), np.ones((32, 8), "f4")
-    handed = (ctypes.c_uint * 12).in_dll(warp, "handed")
-    result = (ctypes.c_float * 8).in_dll(warp, "result")
-    halves = np.zeros((2, 16, 8), "f4")
-    registers = np.zeros((32, 2, 6), "f4")
-    for lane in range(32):  # what each lane hands to the tensor core
-        warp.lane(lane)
-        warp.clear(pointer(sums[lane]))
-        assert not sums[lane].any()
-        warp.multiply(pointer(sums[lane].copy()), pointer(fragments[0, lane]), pointer(fragments[1, lane]))
-        registers[lane] = np.frombuffer(handed, "f4").reshape(2, 6)
-    for half in range(2):
-        x, y = np.full((16, 8), np.nan, "f4"), np.full((8, 8), np.nan, "f4")
-        for lane in range(32):
-            for i in range(4):
-                x[a_place(lane, i)] = registers[lane, half, i]
-            for i in range(2):
-                y[b_place(lane, i)] = registers[lane, half, 4 + i]
-        halves[half] = x @ y
-    for lane in range(32):  # what it gives back to each
-        warp.lane(lane)
-        given = [halves[half][c_place(lane, i)] for half in range(2) for i in range(4)]
-        result[:] = given
-        warp.multiply(pointer(sums[lane]), pointer(fragments[0, lane]), pointer(fragments[1, lane]))
-        warp.store(pointer(target), pointer(sums[lane]), 16)
-    np.testing.assert_allclose(target, a @ b, rtol=1e-6, atol=1e-6)
+    arrays = [rng.standard_normal([int(size) for size in one.shape]).astype("f4") for one in inputs]
+    names = [str(schedule.mod["main"].params[place].name) for place in range(len(inputs) + 1)]
+    shape = tuple(int(size) for size in output.shape)
+    named = dict(zip(names, arrays, strict=False))
+    got = cuda_on_cpu.run(cuda_source(schedule), named, (names[-1], shape), launch, Path(folder))
+    written = ~np.isnan(got)
+    want = reference(*(array.astype("f8") for array in arrays))
+    np.testing.assert_allclose(got[written], want[written], rtol=1e-4, atol=1e-4)
+    return int(written.sum()), written.size
 
 
-def pointer(array: np.ndarray) -> ctypes.c_void_p:
-    assert array.flags.c_contiguous
-    return ctypes.c_void_p(array.ctypes.data)
+@cuda_compiler.needed
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler is installed")
+@pytest.mark.parametrize(
+    ("name", "drawn", "every"),
+    [*((name, False, every) for name, every in AS_CUDA.items()), ("batch", True, 3)],
+)
+def test_cuda_text_computes_the_product_without_races(
+    name: str, drawn: bool, every: int, env: dict[str, str], tmp_path: Path
+) -> None:
+    written, size = process.call("test_tf32:run_as_cuda", name, drawn, str(tmp_path), every, what="running", env=env,
+                                 torch=True)[0]  # fmt: skip
+    assert written == size if every == 1 else 0 < written < size
+
+
+@cuda_compiler.needed
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler is installed")
+def test_a_missing_barrier_is_seen(env: dict[str, str], tmp_path: Path) -> None:
+    with pytest.raises(CompileError, match="returned non-zero exit status 66"):
+        process.call("test_tf32:run_without_barriers", str(tmp_path), what="running", env=env)
+
+
+def run_without_barriers(folder: str) -> None:
+    """Called in a process of its own."""
+    kept = cuda_source
+
+    def without(schedule: Schedule) -> str:
+        return kept(schedule).replace("__syncthreads();", "")
+
+    globals()["cuda_source"] = without
+    run_as_cuda("odd sizes", False, folder, 1)
 
 
 def build(folder: str, variants: Sequence[tuple[str, bool]]) -> None:

@@ -45,7 +45,9 @@ def examine(folder: Path, manifest: Manifest, seconds: Mapping[str, float] | Non
     on_gpu = manifest.target.kind == "cuda"
     device = sass.read(built.path) if on_gpu else ()
     called = bytecode.parse(bytecode.as_text(built.bytecode))
-    sources = symbols.Sources(built, called, manifest.kernels, frozenset(k.name for k in device), code.callers)
+    shapes = manifest.evidence.shape_functions if manifest.evidence else ()
+    parts = frozenset([*(kernel.name for kernel in device), *shapes])
+    sources = symbols.Sources(built, called, manifest.kernels, parts, code.callers)
     external = symbols.externals(sources, stated.audit.allow)
     uses = kernels.kernels(manifest, seconds)
     taken = resources.resources(device, manifest)

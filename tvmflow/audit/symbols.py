@@ -30,12 +30,16 @@ class External(Noun):
 
 @dataclass(frozen=True)
 class Sources:
-    """What externals are collected from. `callers` names, by function called, the kernels in whose code that is."""
+    """What externals are collected from.
+
+    `parts` are the library's other functions: code for the GPU, shape functions. `callers` names, by function called,
+    the kernels in whose code that is.
+    """
 
     library: Library
     bytecode: Bytecode
     kernels: Sequence[Kernel]
-    device_kernels: frozenset[str]
+    parts: frozenset[str]
     callers: Mapping[str, tuple[str, ...]]
 
 
@@ -46,7 +50,7 @@ def externals(sources: Sources, allow: Mapping[str, str]) -> tuple[External, ...
         places[call.name].append(call.place)
     # A kernel that calls the run time is the library's own code; a bare call of the run time is not.
     own = {kernel.name for kernel in sources.kernels if kernel.origin != "external" or kernel.rule != kernel.name}
-    own |= sources.device_kernels
+    own |= sources.parts
     operators = {kernel.name: kernel.operators for kernel in sources.kernels}
     found = []
     for kind, name in _names(sources):

@@ -14,9 +14,10 @@ from typing import Any, Literal
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import relax
 from tvm.s_tir.analysis import estimate_tir_flops
-from tvm.tirx import IntImm, PrimFunc
+from tvm.tirx import For, IntImm, PrimFunc
 
 from tvmflow.artifact import ALIGNMENT, CONSTANTS, LIBRARY
 from tvmflow.errors import CompileError, UnsupportedError
@@ -35,10 +36,14 @@ CROSS_COMPILERS = {"aarch64": "aarch64-linux-gnu-gcc", "x86_64": "x86_64-linux-g
 
 @dataclass(frozen=True)
 class Contents:
-    """What a lowered module holds: its kernels, and the bytes of buffers that one run plans (None if symbolic)."""
+    """What a lowered module holds: its kernels, and the bytes of buffers that one run plans (None if symbolic).
+
+    `shape_functions` are those that lowering adds to compute symbolic shapes.
+    """
 
     kernels: tuple[Kernel, ...]
     planned_bytes: int | None
+    shape_functions: tuple[str, ...]
 
 
 def write_library(mod: tvm.IRModule, target: tvm.target.Target, linker: dict[str, Any], folder: Path) -> Any:
@@ -97,7 +102,9 @@ def contents(scheduled: tvm.IRModule, lowered: tvm.IRModule) -> Contents:
         if not name.startswith("vm.builtin.") and name not in lowered_names
     ]
     _check_external([kernel.rule for kernel in kernels if kernel.origin == "external"])
-    return Contents(tuple(sorted(kernels, key=lambda k: k.name)), storage)
+    added = {var.name_hint for var, function in lowered.functions.items() if isinstance(function, PrimFunc)}
+    shapes = tuple(sorted(added - {kernel.name for kernel in kernels}))
+    return Contents(tuple(sorted(kernels, key=lambda k: k.name)), storage, shapes)
 
 
 def operators(kernel: str) -> tuple[str, ...]:
@@ -144,7 +151,16 @@ def _schedule_of(function: PrimFunc) -> tuple[Origin, str]:
         return ("tuned" if rule.startswith("record ") else "default schedule"), rule
     if called := EXTERNAL_CALL.findall(function.script()):
         return "external", ", ".join(dict.fromkeys(called))
-    return ("default schedule", "DLight") if done else ("unscheduled", UNSCHEDULED)
+    if done:
+        return "default schedule", "DLight"
+    return ("unscheduled", UNSCHEDULED) if _has_loops(function) else ("default schedule", "no loops")
+
+
+def _has_loops(function: PrimFunc) -> bool:
+    """Whether there is anything to schedule: not in a function of a single element."""
+    loops: list[For] = []
+    tvm_ffi.structural_walk(function.body, (For, loops.append))
+    return any(not (isinstance(loop.extent, IntImm) and int(loop.extent) == 1) for loop in loops)
 
 
 def _check_external(names: list[str]) -> None:

@@ -34,13 +34,16 @@ NEEDED = {
     "cbrtf": {"lg2.approx.f32", "ex2.approx.ftz.f32"},
     "powf": {"rcp.approx.ftz.f32"},
     "fmodf": {"rcp.approx.ftz.f32", "div.approx.f32"},
-    "log": {"rcp.approx.ftz.f64"},
-    "pow": {"rcp.approx.ftz.f64"},
-    "tanh": {"ex2.approx.ftz.f32", "rcp.approx.ftz.f64"},
+    "remainderf": {"rcp.approx.ftz.f32", "div.approx.f32"},
+    "lgammaf": {"rcp.approx.ftz.f32"},
+    "tgammaf": {"rcp.approx.ftz.f32", "div.approx.f32"},
+    "erfinvf": {"lg2.approx.ftz.f32", "rsqrt.approx.ftz.f32"},
+    "erf": {"ex2.approx.ftz.f32"},
+    "tanh": {"ex2.approx.ftz.f32"},
+    "cbrt": {"ex2.approx.ftz.f32", "lg2.approx.ftz.f32"},
 }
 # float16's functions compute in float32, and are exact after rounding; "half" also stands for its division.
-HALF = {"ex2.approx.ftz.f32", "lg2.approx.ftz.f32", "rcp.approx.ftz.f32", "rsqrt.approx.ftz.f32", "sqrt.approx.ftz.f32",
-        "rcp.approx.ftz.f64"}  # fmt: skip
+HALF = {"ex2.approx.ftz.f32", "lg2.approx.ftz.f32", "rcp.approx.ftz.f32", "rsqrt.approx.ftz.f32", "sqrt.approx.ftz.f32"}
 _HALF_USE = re.compile(r"\b(?:(?:__)?(?:half2?|nv_bfloat162?)|h(?:exp2?|exp10|log2?|log10|r?sqrt|rcp|tanh))\b")
 _ENTRY = re.compile(r"\.entry\s+([\w$]+)")
 _KERNEL = re.compile(r"__global__[^(;{]*?(?:__launch_bounds__\([^)]*\)\s*)?\b(\w+)\s*\(", re.DOTALL)
@@ -69,7 +72,9 @@ def approximations(source: str, ptx: str) -> dict[str, dict[str, int]]:
 
 
 def _inexact(text: str) -> Counter[str]:
-    return Counter(name for name in _INSTRUCTION.findall(text) if _INEXACT & {*name.split(".")})
+    """Those of float64 aside: CUDA has no approximate functions of it, and precise ones refine such instructions."""
+    names = (name for name in _INSTRUCTION.findall(text) if not name.endswith(".f64"))
+    return Counter(name for name in names if _INEXACT & {*name.split(".")})
 
 
 def _by_hand(source: str) -> dict[str, int]:

@@ -22,6 +22,7 @@ from tvmflow.config import KernelSection
 from tvmflow.graph.cancel import CancelTransposes
 from tvmflow.graph.constants import FoldExactly
 from tvmflow.graph.epilogues import KeepResizersApart
+from tvmflow.graph.guards import Guards
 from tvmflow.graph.packing import FoldRepacking, SplitRepacking
 from tvmflow.graph.replacement import OnReplaced, ReplaceOperators
 from tvmflow.graph.transposed import SplitTransposedConvolutions
@@ -46,6 +47,11 @@ class Step:
 
 # Called after each step with the step, the module it made, and the seconds it took.
 AfterStep = Callable[[Step, tvm.IRModule, float], None]
+
+
+def guard_steps(guards: bool) -> tuple[Step, ...]:
+    """Checks at run time, before anything else knows what they guard."""
+    return (Step("Guards", "stop at indices out of range and division by zero", Guards()),) if guards else ()
 
 
 def simplify_steps() -> tuple[Step, ...]:

@@ -215,9 +215,9 @@ def _multiply(schedule: Schedule, product: Product, tile: Tile) -> None:
 def _read(
     schedule: Schedule, outer: Block, operand: tuple[int, bool], k: tuple[LoopRV, LoopRV], intrinsic: str
 ) -> Block:
-    """Reads an operand (its index, and whether by k) into shared memory at each tile of k, and into fragments at each
+    """Reads an operand into shared memory at each tile of k, and into fragments at each step of it.
 
-    step; returns the block that fills shared memory.
+    `operand` is its index and whether it is by k. Returns the block that fills shared memory.
     """
     index, by_k = operand
     shared = schedule.cache_read(outer, index, tf32.SHARED)

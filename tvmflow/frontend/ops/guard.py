@@ -62,4 +62,6 @@ def require(node: Node, good: Any, what: str) -> None:
     good = op.reshape(op.astype(good, "int64"), (-1,))
     counts = op.concat([op.sum(op.ones_like(good), keepdims=True), op.sum(good, keepdims=True)], axis=0)
     n = tirx.Var(re.sub(r"\W+", "_", f"{node.op_type}_{node.name}_{what}"), "int64")
-    node.builder.match_cast(op.tensor_to_shape(counts), relax.ShapeType([n, n]))
+    # Not op.tensor_to_shape: its decomposition brings variables of its own, whose names would be shown instead.
+    shape = relax.call_pure_packed("vm.builtin.tensor_to_shape", counts, ty_args=relax.ShapeType(ndim=2))
+    node.builder.match_cast(node.builder.emit(shape), relax.ShapeType([n, n]))
