@@ -1,0 +1,75 @@
+"""Many threads, one loaded library: values against ONNX Runtime's, calls per second, and memory over time.
+
+    python benchmarks/serving.py [ARTIFACT MODEL.onnx]     # default: silero_ifless, compiled first
+
+Eight threads make 1,000 calls each on one session, each on inputs of its own; memory is read after each tenth of them.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import psutil
+
+import tvmflow
+from tvmflow import config, flow
+from tvmflow.host import cpu_name
+from tvmflow.runtime import Session
+
+ROOT = Path(__file__).resolve().parents[1]
+THREADS, CALLS, PARTS = 8, 1000, 10
+
+
+def feeds_of(session: Session, seed: int) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {spec.name: np.full(spec.shape, 16000, spec.dtype) if spec.dtype == "int64"
+            else rng.standard_normal(spec.shape).astype(spec.dtype) for spec in session.signature.inputs}  # fmt: skip
+
+
+def serve(artifact: Path, model: Path, threads: int) -> None:
+    """Prints one row of the table for calls that each use `threads` threads."""
+    session = tvmflow.load(artifact, threads)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    peer = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    feeds = [feeds_of(session, seed) for seed in range(THREADS)]
+    wanted = [peer.run(None, feed) for feed in feeds]
+    worst = [0.0] * THREADS
+    together = threading.Barrier(THREADS)
+
+    def calls(thread: int) -> None:
+        together.wait()
+        for _ in range(CALLS // PARTS):
+            for got, want in zip(session.run_list(feeds[thread]), wanted[thread], strict=True):
+                worst[thread] = max(worst[thread], float(np.abs(got - want).max()))
+
+    memory, started = [], time.perf_counter()
+    with ThreadPoolExecutor(THREADS) as pool:
+        for _ in range(PARTS):
+            list(pool.map(calls, range(THREADS)))
+            memory.append(psutil.Process().memory_info().rss / 2**20)
+    rate = THREADS * CALLS / (time.perf_counter() - started)
+    print(f"| {threads} | {rate:.0f} | {max(worst):.1e} | {', '.join(f'{size:.1f}' for size in memory)} |", flush=True)
+
+
+def main() -> None:
+    print(f"{cpu_name()}; {THREADS} threads x {CALLS} calls\n")
+    print("| threads of a call | calls per second | largest error | resident MiB after each tenth |\n|---|---|---|---|")
+    with tempfile.TemporaryDirectory() as name:
+        paths = [Path(argument) for argument in sys.argv[1:3]]
+        if not paths:
+            paths = [Path(name) / "a.tvmflow", ROOT / ".cache" / "models" / "onnx" / "silero_ifless.onnx"]
+            flow.compile_model(config.load(ROOT / "configs" / "silero_ifless.toml", []), paths[0])
+        for threads in (1, 2):
+            serve(paths[0], paths[1], threads)
+
+
+if __name__ == "__main__":
+    main()
