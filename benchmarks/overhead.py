@@ -23,7 +23,7 @@ from tvmflow.host import cpu_name
 from tvmflow.runtime import Session
 
 ROOT = Path(__file__).resolve().parents[1]
-SECONDS = 6.0
+SECONDS = 4.0
 
 
 def negative(folder: Path) -> Path:

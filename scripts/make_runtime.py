@@ -22,7 +22,7 @@ PACKAGES = {
 }  # fmt: skip
 RUNTIME = ("tvm/lib/libtvm_runtime.so", "tvm/lib/libtvm_runtime_extra.so")
 CUDA = ("tvm/lib/libtvm_runtime_cuda.so",)
-SKIPPED = ("__pycache__", "tests", "include")  # folders
+SKIPPED = ("tests", "include")  # folders
 
 
 def copy(folder: Path, cuda: bool, without: frozenset[str]) -> dict[str, int]:
@@ -35,7 +35,7 @@ def copy(folder: Path, cuda: bool, without: frozenset[str]) -> dict[str, int]:
     metadata = [str(file) for file in distribution("apache-tvm").files or () if file.name == "METADATA"]
     sizes["apache-tvm"] = _copied("apache-tvm", [*RUNTIME, *(CUDA if cuda else ()), *metadata], folder)
     source = Path(__file__).resolve().parents[1] / "tvmflow"
-    shutil.copytree(source, folder / "tvmflow", ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+    shutil.copytree(source, folder / "tvmflow", dirs_exist_ok=True)
     sizes["tvmflow"] = sum(file.stat().st_size for file in (folder / "tvmflow").rglob("*") if file.is_file())
     return sizes
 
