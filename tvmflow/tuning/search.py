@@ -46,6 +46,8 @@ class Search:
 
     task: Task
     seed: int
+    limit: int = 256
+    """Candidates to measure at most, over all sessions."""
     context: ms.TuneContext | None = None
     measured: ms.Database = field(default_factory=ms.database.MemoryDatabase)
     best: list[Candidate] = field(default_factory=list)
@@ -66,9 +68,10 @@ class Search:
         expected = max(self.gains[-1] if self.gains else 1.0, 0.3 / (len(self.gains) + 1))
         return self.task.weight * min(self.best_s, 1.0) * expected
 
-    def is_open(self, trials_per_task: int) -> bool:
+    @property
+    def is_open(self) -> bool:
         flat = len(self.gains) >= PLATEAU_ROUNDS and max(self.gains[-PLATEAU_ROUNDS:]) < PLATEAU_GAIN
-        return not self.exhausted and not flat and self.trials < trials_per_task
+        return not self.exhausted and not flat and self.trials < self.limit
 
 
 def begin(
@@ -114,9 +117,10 @@ def round_(
     """
     assert search.context is not None
     try:
-        candidates = search.context.generate_measure_candidates()
+        # No more than the task's budget has left: a batch is smaller where some of it was measured before.
+        candidates = list(search.context.generate_measure_candidates() or ())[: search.limit - search.trials]
     except REFUSED:
-        candidates = None
+        candidates = []
     if not candidates:
         search.exhausted = True
         return

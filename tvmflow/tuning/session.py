@@ -90,7 +90,7 @@ class Session:
         self._end = time.monotonic() + self.limits.seconds
         self._kept = dict(known)
         self._experience = Experience(known.values())
-        self._searches = [Search(task, self.limits.seed) for task in tasks]
+        self._searches = [Search(task, self.limits.seed, self.limits.trials_per_task) for task in tasks]
         self._model = space.cost_model(self.limits.seed)
         for one in self._searches:
             self._begin(one)
@@ -101,7 +101,7 @@ class Session:
             accuse = functools.partial(self.store.accuse, chosen.task.parts)
             search.round_(chosen, self._model, self.measurer, quarantined, accuse)
             self._keep(chosen)
-            if not chosen.is_open(self.limits.trials_per_task):
+            if not chosen.is_open:
                 self._confirm(chosen)
             self._report(chosen)
         for one in self._searches:
@@ -111,7 +111,7 @@ class Session:
 
     def _next(self) -> Search | None:
         """The task with most to gain, while there is time beside that for measuring the finalists."""
-        open_ = [s for s in self._searches if s.context is not None and s.is_open(self.limits.trials_per_task)]
+        open_ = [s for s in self._searches if s.context is not None and s.is_open]
         spare_s = self._left_s() - CONFIRM_S * sum(bool(s.gains) and not s.confirmed for s in self._searches)
         return max(open_, key=Search.worth_s, default=None) if spare_s > 0 else None
 
@@ -175,7 +175,7 @@ class Session:
         measured = [s for s in self._searches if s.start_s < float("inf")]
         start = sum(s.task.weight * s.start_s for s in measured)
         now = sum(s.task.weight * s.best_s for s in measured)
-        open_ = [s for s in measured if s.is_open(self.limits.trials_per_task)]
+        open_ = [s for s in measured if s.is_open]
         gflops = one.task.flop / one.best_s / 1e9
         self.report(Progress(
             task=one.task.name, done_tasks=len(self._searches) - len(open_), tasks=len(self._searches),

@@ -102,9 +102,10 @@ def _load_intrinsics(kind: str, mtriple: str) -> None:
     """
     package = "tvm.s_tir.tensor_intrin"
     spec = importlib.util.find_spec(package)
-    if package in sys.modules or spec is None:
+    if spec is None:
         return
-    sys.modules[package] = importlib.util.module_from_spec(spec)
+    if package not in sys.modules:
+        sys.modules[package] = importlib.util.module_from_spec(spec)
     if kind == "llvm":
         importlib.import_module(f"{package}.arm_cpu" if machine_of(mtriple) == "aarch64" else f"{package}.x86")
 
