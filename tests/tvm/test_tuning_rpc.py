@@ -68,7 +68,7 @@ def tracker() -> Iterator[Tracker]:
     with started("tvm.exec.rpc_tracker") as port:
         address = f"127.0.0.1:{port}"
         with started("tvm.exec.rpc_server", "--tracker", address, "--key", "loop"):
-            end = time.monotonic() + 30
+            end = time.monotonic() + 120
             while time.monotonic() < end:  # until the server has told the tracker
                 with contextlib.suppress(TargetError):
                     Tracker.of(address, "loop").check()
