@@ -184,8 +184,8 @@ def test_what_is_no_array(make: str, layers: Path) -> None:
 def test_cpp_example(layers: Path, tmp_path: Path) -> None:
     shutil.which("g++") or pytest.skip("no g++ is here")
     shutil.which("make") or pytest.skip("no make is here")
-    subprocess.run(["make", "-C", ROOT / "examples" / "cpp", f"PYTHON={sys.executable}", f"OUT={tmp_path}"], check=True,
-                   stdout=subprocess.PIPE)  # fmt: skip
+    settings = [f"TVM_PYTHON={sys.executable}", f"OUT={tmp_path}"]
+    subprocess.run(["make", "-C", ROOT / "examples" / "cpp", *settings], check=True, stdout=subprocess.PIPE)
     drawn(3).tofile(tmp_path / "x.bin")
     program = [tmp_path / "run_artifact", layers]
     done = subprocess.run([*program, "--runs", "3", f"x={tmp_path / 'x.bin'}"], capture_output=True, text=True,
