@@ -49,7 +49,7 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
     replaced: list[Replacement] = []
     with chosen.entered(), tempfile.TemporaryDirectory(prefix="tvmflow-") as kept, cuda_step(cfg, target, kept) as cuda:
         with log.stage("graph"):
-            prepared, choice = prepare(cfg, model, target.kind, log.after, replaced.append)
+            prepared, choice = prepare(cfg, model, log.after, replaced.append)
             tuned = with_records(cfg, prepared, target)
             scheduled = passes.run(tuned.mod, passes.schedule_steps(target.kind, cfg.numerics.tf32), log.after)
             packed = passes.run(scheduled, passes.pack_steps(target.kind, cfg.graph.prepack), log.after)
@@ -184,8 +184,8 @@ def passes(cfg: Config) -> dict[str, list[tuple[str, str]]]:
 
     kind, prepack = cfg.target.kind, cfg.graph.prepack
     phases = {
-        f"widen_half = {cfg.numerics.widen_half}": pipeline.widen_steps(kind, cfg.numerics.widen_half),
         "guards": pipeline.guard_steps(cfg.graph.guards),
+        f"widen_half = {cfg.numerics.widen_half}": pipeline.widen_steps(kind, cfg.numerics.widen_half),
         "simplify": pipeline.simplify_steps(),
         f"layout = {cfg.graph.layout}": pipeline.layout_steps() if cfg.graph.layout != "keep" else (),
         "user kernels": pipeline.user_steps(cfg.kernels, lambda replacement: None),

@@ -135,12 +135,9 @@ def _graph_steps(
 ) -> tuple[Step, ...]:
     from tvmflow.graph import passes
 
-    kind = cfg.target.kind
     return (
-        *passes.guard_steps(cfg.graph.guards), *passes.widen_steps(kind, cfg.numerics.widen_half),
-        *passes.simplify_steps(), *(passes.layout_steps() if layout == "nhwc" else ()),
-        *passes.user_steps(cfg.kernels, on_replaced),
-        *passes.winograd_steps(kind, cfg.numerics.winograd), *passes.fuse_steps(kind, cfg.graph.prepack),
+        *passes.opening_steps(cfg), *passes.simplify_steps(), *(passes.layout_steps() if layout == "nhwc" else ()),
+        *passes.kernel_steps(cfg, on_replaced),
     )  # fmt: skip
 
 

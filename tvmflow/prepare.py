@@ -55,7 +55,7 @@ def setting(cfg: Config) -> Setting:
 
 
 def prepare(
-    cfg: Config, model: Model, kind: str, after: AfterStep, on_replaced: OnReplaced = lambda replacement: None
+    cfg: Config, model: Model, after: AfterStep, on_replaced: OnReplaced = lambda replacement: None
 ) -> tuple[tvm.IRModule, LayoutChoice]:
     """The module of fused, legal kernels, and the layout chosen on the way. Call it inside `Setting.entered`.
 
@@ -64,15 +64,10 @@ def prepare(
     """
     from tvmflow.graph import layouts, passes
 
-    first = (*passes.guard_steps(cfg.graph.guards), *passes.widen_steps(kind, cfg.numerics.widen_half))
-    started = passes.run(model.mod, first, after)
-    choice = layouts.choose(started, cfg.graph.layout, cfg.numerics.winograd == "auto", after)
+    opened = passes.run(model.mod, passes.opening_steps(cfg), after)
+    choice = layouts.choose(opened, cfg.graph.layout, cfg.numerics.winograd == "auto", after)
     layouts.check_budget(choice.transforms, cfg.graph.max_layout_transforms)
-    steps = (
-        *passes.user_steps(cfg.kernels, on_replaced), *passes.winograd_steps(kind, cfg.numerics.winograd),
-        *passes.fuse_steps(kind, cfg.graph.prepack),
-    )  # fmt: skip
-    return passes.run(choice.mod, steps, after), choice
+    return passes.run(choice.mod, passes.kernel_steps(cfg, on_replaced), after), choice
 
 
 def _detected_arch(cfg: Config) -> str | None:

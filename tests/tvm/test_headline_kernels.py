@@ -30,7 +30,7 @@ def kernels(model: str) -> str:
     cfg = config.load(ROOT / "configs" / f"{model}.toml", [settings])
     chosen = setting(cfg)
     with chosen.entered():
-        prepared, _ = prepare(cfg, frontend.load(cfg), "llvm", lambda step, mod, seconds: None)
+        prepared, _ = prepare(cfg, frontend.load(cfg), lambda step, mod, seconds: None)
         scheduled = passes.run(prepared, passes.schedule_steps("llvm", False), lambda step, mod, seconds: None)
     counts = library.calls(scheduled)
     lines = [

@@ -18,7 +18,7 @@ from tvm.relax.backend import DispatchSampling, DispatchSortScan
 from tvm.s_tir import Schedule, dlight
 from tvm.s_tir.schedule import ScheduleError
 
-from tvmflow.config import KernelSection
+from tvmflow.config import Config, KernelSection
 from tvmflow.graph.cancel import CancelTransposes
 from tvmflow.graph.constants import FoldExactly
 from tvmflow.graph.epilogues import KeepResizersApart
@@ -47,6 +47,20 @@ class Step:
 
 # Called after each step with the step, the module it made, and the seconds it took.
 AfterStep = Callable[[Step, tvm.IRModule, float], None]
+
+
+def opening_steps(cfg: Config) -> tuple[Step, ...]:
+    """What is done to an imported graph first, whatever its layout will be."""
+    return (*guard_steps(cfg.graph.guards), *widen_steps(cfg.target.kind, cfg.numerics.widen_half))
+
+
+def kernel_steps(cfg: Config, on_replaced: OnReplaced) -> tuple[Step, ...]:
+    """From the graph in its layout to fused kernels."""
+    kind = cfg.target.kind
+    return (
+        *user_steps(cfg.kernels, on_replaced), *winograd_steps(kind, cfg.numerics.winograd),
+        *fuse_steps(kind, cfg.graph.prepack),
+    )  # fmt: skip
 
 
 def guard_steps(guards: bool) -> tuple[Step, ...]:
