@@ -7,6 +7,7 @@ and the outermost takes what is left.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import defaultdict
 from collections.abc import Iterable
@@ -25,20 +26,29 @@ from tvmflow.tasks import REPLAY_ERRORS, replay
 NEAREST = 3
 
 Structure: TypeAlias = tuple[tuple[str, tuple[int, ...], tuple[str, ...]], ...]
+Relative: TypeAlias = tuple[tuple[int, ...], tvm.IRModule, Record]
 
 
 class Experience:
-    """The tuned kernels of a database, by the structure of their blocks."""
+    """The tuned kernels of a database, by the structure of their blocks.
+
+    They are read when the first task without a record asks: that takes about 10 ms each.
+    """
 
     def __init__(self, records: Iterable[Record]) -> None:
-        self._known: dict[Structure, list[tuple[tuple[int, ...], tvm.IRModule, Record]]] = defaultdict(list)
-        for record in records:
+        self._records = tuple(records)
+
+    @functools.cached_property
+    def _known(self) -> dict[Structure, list[Relative]]:
+        known: dict[Structure, list[Relative]] = defaultdict(list)
+        for record in self._records:
             try:
                 mod = tvm.ir.load_json(unpack(record.workload_json))
                 structure, extents = _shape_of(mod)
             except REPLAY_ERRORS:  # `db verify` says what is wrong with it
                 continue
-            self._known[structure].append((extents, mod, record))
+            known[structure].append((extents, mod, record))
+        return known
 
     def starts(self, mod: tvm.IRModule, context: ms.TuneContext) -> list[Schedule]:
         """Schedules of `mod` made from those of its nearest relatives, the nearest first; none where it has none.
@@ -47,7 +57,7 @@ class Experience:
         """
         structure, extents = _shape_of(mod)
 
-        def stretch(relative: tuple[tuple[int, ...], tvm.IRModule, Record]) -> tuple[float, str]:
+        def stretch(relative: Relative) -> tuple[float, str]:
             return sum(abs(math.log(a / b)) for a, b in zip(extents, relative[0], strict=True)), relative[2].key
 
         nearest = sorted(self._known.get(structure, ()), key=stretch)[:NEAREST]
