@@ -277,7 +277,7 @@ def from_dict(
     for override in overrides:
         _merge(merged, override)
     try:
-        config = Config.model_validate_json(json.dumps(merged))
+        config = from_json(merged)
     except ValidationError as exc:
         faults = [_fault(merged, error) for error in exc.errors()]
         raise ConfigError(f"{source}: " + _joined(faults), "`tvmflow config schema` lists every key") from None
@@ -312,6 +312,16 @@ def parse_override(text: str) -> dict[str, Any]:
             if separator and "\n" not in text:
                 return tomllib.loads(f"{key} = {candidate}")
     raise ConfigError(f"--set {text}: not of the form section.key=value", "e.g. --set numerics.fast_math=true")
+
+
+def from_json(values: Mapping[str, Any]) -> Config:
+    """The config that `to_json` wrote, e.g. a manifest's; raises pydantic's ValidationError for anything else."""
+    return Config.model_validate_json(json.dumps(values))
+
+
+def stated(modes: Mapping[str, Any]) -> str:
+    """A section's values as a config file states them, on one line."""
+    return ", ".join(f"{name} = {str(value).lower()}" for name, value in modes.items())
 
 
 def to_json(config: Config) -> dict[str, Any]:

@@ -6,7 +6,6 @@ children.py holds what runs there.
 
 from __future__ import annotations
 
-import json
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -272,7 +271,7 @@ def _cannot_run_here(manifest: Manifest) -> str:
 
 
 def _drawn(manifest: Manifest, seed: int) -> verify.Feeds:
-    cfg = Config.model_validate_json(json.dumps(manifest.config))
+    cfg = config.from_json(manifest.config)
     return next(verify.candidates(manifest.signature, cfg.verify, seed))
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from tvmflow import bench, report_audit
+from tvmflow import bench, config, report_audit
 from tvmflow.findings import Attribution, Bisection
 from tvmflow.manifest import Manifest, Signature, TensorSpec, Verdict
 
@@ -104,7 +104,6 @@ def pipeline(phases: dict[str, list[tuple[str, str]]]) -> RenderableType:
 
 def _overview(manifest: Manifest) -> Table:
     target = manifest.target
-    numerics = manifest.config["numerics"]
     where = f"{target.mcpu}, {target.mtriple}" + (f", {target.arch}" if target.arch else "")
     origins = Counter(kernel.origin for kernel in manifest.kernels)
     transforms = manifest.layout.transforms
@@ -112,7 +111,7 @@ def _overview(manifest: Manifest) -> Table:
     rows = {
         "library": f"{manifest.name}: " + ", ".join(f"{n} {_bytes(f.size_bytes)}" for n, f in manifest.files.items()),
         "target": f"{target.kind} ({where}), {target.threads} threads",
-        "numerics": ", ".join(f"{name} = {str(value).lower()}" for name, value in numerics.items()),
+        "numerics": config.stated(manifest.config["numerics"]),
         "kernels": f"{len(manifest.kernels)}: " + ", ".join(f"{count} {origin}" for origin, count in origins.items()),
         "layout": f"{manifest.layout.choice} ({manifest.layout.reason}); {len(transforms)} transposes left, "
                   f"{_bytes(sum(t.size_bytes for t in transforms))}",

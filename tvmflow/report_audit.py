@@ -10,6 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from tvmflow import config
 from tvmflow.audit import Audit
 from tvmflow.audit.symbols import External
 from tvmflow.manifest import AuditSummary, Finding, LayoutTransform, Manifest
@@ -87,10 +88,10 @@ def _findings(found: Sequence[Finding]) -> Section:
 
 def _numerics(audit: Audit) -> Section:
     numbers = audit.numerics
-    stated = ", ".join(f"{name} = {str(value).lower()}" for name, value in numbers.contract.items())
     flags = "not known" if numbers.llvm_flags is None else _counts(numbers.llvm_flags) or "none"
     rows = [
-        ("stated", stated), ("read", "; ".join(numbers.read)), ("LLVM's fast-math flags", flags),
+        ("stated", config.stated(numbers.contract)), ("read", "; ".join(numbers.read)),
+        ("LLVM's fast-math flags", flags),
         ("approximate instructions", _by_kernel(numbers.approximate)),
         ("float control", _by_kernel(numbers.float_control)),
     ]  # fmt: skip

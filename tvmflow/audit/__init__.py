@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tvmflow import config
 from tvmflow.artifact import LIBRARY
 from tvmflow.audit import bytecode, kernels, layouts, library, machine, numerics, resources, sass, symbols
-from tvmflow.config import Config
 from tvmflow.errors import AuditError, NumericsError
 from tvmflow.manifest import AuditSummary, Finding, Layout, Manifest, Noun, TargetInfo
 
@@ -39,7 +38,7 @@ def examine(folder: Path, manifest: Manifest, seconds: Mapping[str, float] | Non
     `seconds` are those of one run by kernel, if they were measured. Raises SetupError where a disassembler is missing,
     ArtifactError for a library that is none of TVM's.
     """
-    stated = Config.model_validate_json(json.dumps(manifest.config))
+    stated = config.from_json(manifest.config)
     built = library.read(folder / LIBRARY)
     code = machine.read(built.path, manifest.target.machine)
     on_gpu = manifest.target.kind == "cuda"
@@ -77,7 +76,7 @@ def check_numerics(audit: Audit) -> None:
     """Raises NumericsError where the code breaks the numerics that the config states."""
     breaches = [finding for finding in audit.faults if finding.check == "numerics"]
     if breaches:
-        stated = ", ".join(f"{name} = {str(value).lower()}" for name, value in audit.numerics.contract.items())
+        stated = config.stated(audit.numerics.contract)
         raise NumericsError(f"the built code is not what [numerics] states ({stated}):{_lines(breaches)}",
                             breaches[0].action)  # fmt: skip
 
