@@ -11,6 +11,7 @@ import numpy as np
 
 from tvmflow import children, npz, partial_build, verify
 from tvmflow.config import VerifySection
+from tvmflow.errors import last_line
 from tvmflow.findings import KernelError
 from tvmflow.partial_build import SCHEDULES, Part
 from tvmflow.process import emit
@@ -175,8 +176,7 @@ def first_unbuildable(part: Part) -> tuple[str, str, str] | None:
             with setting.entered():
                 tvm.compile(alone, setting.tvm_target)
         except Exception as exc:  # whatever TVM raises of a schedule is the finding
-            lines = str(exc).strip().splitlines() or [type(exc).__name__]
-            return name, str(function.attrs[RULE_ATTR]), lines[-1][:300]
+            return name, str(function.attrs[RULE_ATTR]), last_line(exc)[:300]
     return None
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from tvmflow import artifact, audit, bench, config, frontend, kernel_check
 from tvmflow.artifact import CONSTANTS, LIBRARY
 from tvmflow.config import Config
-from tvmflow.errors import CompileError, ConfigError, OutputError, TvmflowError
+from tvmflow.errors import CompileError, ConfigError, OutputError, TvmflowError, last_line
 from tvmflow.manifest import Kernel, Layout, Manifest, Signature, Stage, TargetInfo
 from tvmflow.process import emit
 
@@ -116,10 +116,9 @@ class StageLog:
             if "No space left on device" in str(exc):
                 raise OutputError(f"{name}: no space left on the device", "free space or choose another place with -o"
                                   ) from exc  # fmt: skip
-            text = str(exc).strip().splitlines() or [type(exc).__name__]
             place = ", ".join([name, *getattr(exc, "__notes__", [])])
             raise CompileError(
-                f"{place}: TVM failed: {text[-1][:300]}",
+                f"{place}: TVM failed: {last_line(exc)[:300]}",
                 "TVM fails most on open dimensions: fix them with --shape or --dim; --debug shows the whole trace",
             ) from exc
         self.stages.append(Stage(name=name, seconds=time.monotonic() - started))
@@ -270,7 +269,9 @@ def _audited(folder: Path, manifest: Manifest) -> Manifest:
 
 
 def _half_notes(cfg: Config, narrowest: str) -> Iterator[str]:
-    if cfg.target.kind == "llvm" and cfg.numerics.widen_half and narrowest in ("float16", "bfloat16"):
+    from tvmflow.graph.widening import NARROW
+
+    if cfg.target.kind == "llvm" and cfg.numerics.widen_half and narrowest in NARROW:
         yield f"numerics.widen_half: {narrowest} is computed in float32; inputs and outputs keep their dtypes"
 
 

@@ -44,6 +44,11 @@ class TvmflowError(Exception):
         return type(self), (self.message, self.hint, self.details)
 
 
+def last_line(exc: BaseException) -> str:
+    """The last line of an exception's message, where TVM says what is wrong; its type's name where there is none."""
+    return (str(exc).strip().splitlines() or [type(exc).__name__])[-1]
+
+
 class UsageError(TvmflowError):
     exit_code = 2
 

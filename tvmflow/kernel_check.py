@@ -11,7 +11,7 @@ import numpy as np
 
 from tvmflow import verify
 from tvmflow.config import Config, VerifySection
-from tvmflow.errors import CompileError, VerifyError
+from tvmflow.errors import CompileError, VerifyError, last_line
 from tvmflow.manifest import Signature, TensorSpec
 from tvmflow.process import emit
 
@@ -98,8 +98,7 @@ def machine_of(replacement: Replacement, target: tvm.target.Target) -> tvm.runti
         executable = relax.vm_build.build(_lowered(replacement, str(target.kind)), target, relax_pipeline=None)
         return relax.VirtualMachine(executable, tvm.cuda() if str(target.kind) == "cuda" else tvm.cpu())
     except Exception as exc:
-        text = str(exc).strip().splitlines() or [type(exc).__name__]
-        raise CompileError(f"{replacement.kernel}: TVM cannot build it for {replacement.call}: {text[-1][:300]}",
+        raise CompileError(f"{replacement.kernel}: TVM cannot build it for {replacement.call}: {last_line(exc)[:300]}",
                            "mend the kernel; --debug shows TVM's whole trace") from exc  # fmt: skip
 
 

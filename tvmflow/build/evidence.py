@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 from collections.abc import Iterator
@@ -87,11 +88,9 @@ def _launches(mod: tvm.IRModule) -> Iterator[tuple[str, Launch]]:
         tags = [str(tag) for tag in call.attrs["launch_params"]]
         values = dict(zip(tags, call.args[len(call.args) - len(tags) :], strict=True))
         threads = [_constant(values[tag]) for tag in _THREADS if tag in values]
-        product = 1
-        for count in threads:
-            product = product * count if product and count else 0
+        block = math.prod(count or 0 for count in threads)  # 0 where a number is symbolic
         dynamic = _constant(values[_DYNAMIC]) if _DYNAMIC in values else 0
-        yield str(call.args[0].value), Launch(threads=product or None, dynamic_shared_bytes=dynamic)
+        yield str(call.args[0].value), Launch(threads=block or None, dynamic_shared_bytes=dynamic)
 
 
 def _constant(value: Any) -> int | None:

@@ -38,7 +38,8 @@ def apply(prepared: tvm.IRModule, reading: Reading, target: Target, numerics: Nu
         found = reading.lookup(parts, cpu_features)
         if not isinstance(found, Match):
             continue
-        if tf32.is_used(found.record.trace) and not numerics.tf32:
+        uses_tf32 = tf32.is_used(found.record.trace)
+        if uses_tf32 and not numerics.tf32:
             notes.append(f"{var.name_hint}: record {found.record.key[:12]} uses TF32 against its key and was skipped")
             continue
         schedule = tasks.replay(mod, found.record.trace)
@@ -51,7 +52,7 @@ def apply(prepared: tvm.IRModule, reading: Reading, target: Target, numerics: Nu
         rule = f"record {found.record.key[:12]}, {found.record.gflops:.0f} GFLOP/s when tuned"
         if not found.exact:
             rule += f", for {found.record.parts.target['mcpu']}"
-        if tf32.is_used(found.record.trace):
+        if uses_tf32:
             rule += ", tf32"
         attrs = {RULE_ATTR: rule, KEY_ATTR: parts.key, GFLOPS_ATTR: found.record.gflops, "tirx.is_scheduled": True}
         if USER_ATTR in function.attrs:

@@ -52,7 +52,7 @@ class DefaultSchedule:
     """Schedules every kernel of a module that has no schedule yet; one that no rule fits keeps its loops."""
 
     def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        functions = {var: scheduled(f) if _is_open(f) else f for var, f in mod.functions.items()}
+        functions = {var: scheduled(f) if is_open(f) else f for var, f in mod.functions.items()}
         return tvm.IRModule(functions, attrs=mod.attrs)
 
 
@@ -89,7 +89,8 @@ RULES: tuple[Callable[[Schedule], str], ...] = (
 )  # fmt: skip
 
 
-def _is_open(function: tvm.ir.BaseFunc) -> bool:
+def is_open(function: tvm.ir.BaseFunc) -> bool:
+    """Whether a function is a kernel that has no schedule yet."""
     return isinstance(function, PrimFunc) and "tirx.is_scheduled" not in (function.attrs or {})
 
 

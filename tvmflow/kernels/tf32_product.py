@@ -27,7 +27,7 @@ from tvm.tirx.analysis import undefined_vars
 
 from tvmflow.kernels import tf32
 from tvmflow.kernels.axes import blocks_of, extent_of, lone_reduction
-from tvmflow.kernels.default import RULE_ATTR
+from tvmflow.kernels.default import RULE_ATTR, is_open
 
 SMALLEST = 16  # rows, columns or depth below which padding would be most of the product
 # Rows and columns of a tile, and the warps that share it in both directions.
@@ -50,7 +50,7 @@ class ScheduleTf32:
     def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         functions = dict(mod.functions.items())
         for var, function in mod.functions.items():
-            if isinstance(function, PrimFunc) and "tirx.is_scheduled" not in (function.attrs or {}):
+            if is_open(function):
                 schedule, rule = schedule_of(tvm.IRModule({"main": function}))
                 if rule:
                     functions[var] = schedule.mod["main"].with_attrs({RULE_ATTR: rule, "tirx.is_scheduled": True})

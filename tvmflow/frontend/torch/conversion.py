@@ -14,7 +14,7 @@ import tvm
 from tvm import relax
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter as Importer
 
-from tvmflow.errors import TvmflowError, UnsupportedError
+from tvmflow.errors import TvmflowError, UnsupportedError, last_line
 from tvmflow.frontend.torch.operators import OPERATORS, sizes_of
 
 Converter = Callable[[Any, Importer], relax.Expr]
@@ -41,7 +41,7 @@ def _checked(name: str) -> Converter:
         except TvmflowError:
             raise
         except Exception as exc:
-            reason = (str(exc).strip().splitlines() or [type(exc).__name__])[-1]
+            reason = last_line(exc)
             raise UnsupportedError(
                 f"operator {node.target} (node `{node.name}`): TVM's importer fails: {reason}",
                 "write it with other operators, or fix the sizes it depends on in [shapes.dims]") from exc

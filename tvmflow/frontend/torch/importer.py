@@ -20,7 +20,7 @@ from tvm import relax
 from tvm.relax.frontend.torch import from_exported_program
 
 from tvmflow.config import ModelInput
-from tvmflow.errors import ModelError, TvmflowError, UnsupportedError
+from tvmflow.errors import ModelError, TvmflowError, UnsupportedError, last_line
 from tvmflow.frontend.model import Model
 from tvmflow.frontend.torch.checks import operator_name, refuse
 from tvmflow.frontend.torch.conversion import convert_map, known_operators
@@ -117,7 +117,7 @@ def _imported(source: Source, program: ExportedProgram) -> tvm.IRModule:
     except TvmflowError as exc:
         raise type(exc)(f"{source.where}: {exc.message}", exc.hint, exc.details) from exc
     except Exception as exc:
-        reason = (str(exc).strip().splitlines() or [type(exc).__name__])[-1]
+        reason = last_line(exc)
         raise UnsupportedError(f"{source.where}: TVM's importer fails: {reason}", "--debug shows the whole trace",
                                traceback.format_exc()) from exc
 
