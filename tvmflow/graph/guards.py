@@ -1,25 +1,24 @@
 """Checks at run time that indices lie within what they pick from and that integers are not divided by zero.
 
 Without them TVM's kernels read and write wherever an index points, or clip it, and a division by zero ends the process
-(SIGFPE). A guard counts the good values and casts the pair (all, good) to the shape (n, n): where they differ, the
-virtual machine stops with an error that shows n's name, which names the operator. Bad values are replaced before the
-operator sees them, for kernels may run before the check does.
+(SIGFPE). The error names the operator. Bad values are replaced before the operator sees them, for kernels may run
+before the check does.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tvm
-from tvm import relax, tirx
+from tvm import relax
 from tvm.ir import GenericConst
 from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.tirx import IntImm
 
+from tvmflow import run_time_check
 from tvmflow.errors import UnsupportedError
 from tvmflow.graph.mutation import mutated
 
@@ -107,7 +106,7 @@ class _Mutator(PyExprMutator):  # type: ignore[misc] # TVM has no types
         lowest = self._emit(op.negative(bound)) if from_end else relax.const(0, dtype)
         not_above, not_below = self._emit(op.less(index, bound)), self._emit(op.greater_equal(index, lowest))
         good = self._emit(op.logical_and(not_above, not_below))
-        self._require(good, f"{name}_{self._place}_index_in_range")
+        self._require(good, name, "index_in_range")
         return self._emit(op.where(good, index, relax.const(0, dtype)))
 
     def _divisor(self, name: str, dividend: Any, divisor: Any) -> Any:
@@ -121,18 +120,11 @@ class _Mutator(PyExprMutator):  # type: ignore[misc] # TVM has no types
             overflows = self._emit(op.logical_and(self._emit(op.equal(dividend, lowest)),
                                                   self._emit(op.equal(divisor, relax.const(-1, dtype)))))  # fmt: skip
             good = self._emit(op.logical_and(good, self._emit(op.logical_not(overflows))))
-        self._require(good, f"{name}_{self._place}_divisor_not_zero")
+        self._require(good, name, "divisor_not_zero")
         return self._emit(op.where(good, divisor, relax.const(1, dtype)))
 
-    def _require(self, good: Any, what: str) -> None:
-        """Stops the run where a boolean tensor does not hold throughout."""
-        flat = self._emit(op.reshape(self._emit(op.astype(good, "int64")), (-1,)))
-        every = self._emit(op.sum(self._emit(op.ones_like(flat)), keepdims=True))
-        counts = self._emit(op.concat([every, self._emit(op.sum(flat, keepdims=True))], axis=0))
-        n = tirx.Var(re.sub(r"\W+", "_", what.removeprefix("relax.")), "int64")
-        # Not op.tensor_to_shape: its decomposition brings variables of its own, whose names would be shown instead.
-        shape = relax.call_pure_packed("vm.builtin.tensor_to_shape", counts, ty_args=relax.ShapeType(ndim=2))
-        self.builder_.match_cast(self._emit(shape), relax.ShapeType([n, n]))
+    def _require(self, good: Any, operator: str, what: str) -> None:
+        run_time_check.require(self.builder_, good, f"{operator.removeprefix('relax.')}_{self._place}_{what}")
 
     def _emit(self, value: Any) -> Any:
         return self.builder_.emit(value)

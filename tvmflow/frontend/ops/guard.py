@@ -1,18 +1,16 @@
 """Checks at run time of values that would make the library read or write where it must not, or divide by zero.
 
-A guard counts the good values and casts the pair (all, good) to the shape (n, n): where the two differ, the virtual
-machine stops with an error that shows n's name, and the name says which node's which operand is at fault. This uses
-nothing but the virtual machine's own built-ins, so it works on every target and in every runtime.
+The error says which node's which operand is at fault.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
-from tvm import relax, tirx
+from tvm import relax
 
+from tvmflow import run_time_check
 from tvmflow.frontend.ops.node import Node, dtype_of, scalar
 
 
@@ -57,11 +55,5 @@ def no_zero(node: Node, divisor: Any) -> Any:
 
 
 def require(node: Node, good: Any, what: str) -> None:
-    """Stops the run where a boolean tensor does not hold throughout."""
-    op = node.op
-    good = op.reshape(op.astype(good, "int64"), (-1,))
-    counts = op.concat([op.sum(op.ones_like(good), keepdims=True), op.sum(good, keepdims=True)], axis=0)
-    n = tirx.Var(re.sub(r"\W+", "_", f"{node.op_type}_{node.name}_{what}"), "int64")
-    # Not op.tensor_to_shape: its decomposition brings variables of its own, whose names would be shown instead.
-    shape = relax.call_pure_packed("vm.builtin.tensor_to_shape", counts, ty_args=relax.ShapeType(ndim=2))
-    node.builder.match_cast(node.builder.emit(shape), relax.ShapeType([n, n]))
+    """Stops the run where a boolean tensor does not hold throughout; the error names the node and `what`."""
+    run_time_check.require(node.builder, good, f"{node.op_type}_{node.name}_{what}")
