@@ -71,10 +71,9 @@ def main() -> None:
         model = Path(name) / "fused.onnx"
         weights, bias = write_model(model)
         artifact = Path(name) / "fused.tvmflow"
-        cfg = config.of_model(str(model), [{"target": {"threads": THREADS}}])
+        tuning = {"database": str(Path(name) / "db"), "trials_per_task": int(trials)} if trials else {}
+        cfg = config.of_model(str(model), [{"target": {"threads": THREADS}, "tuning": tuning}])
         if trials:
-            tuning = {"database": str(Path(name) / "db"), "trials_per_task": int(trials)}
-            cfg = config.of_model(str(model), [{"target": {"threads": THREADS}, "tuning": tuning}])
             flow.tune([cfg], flow.Selection(), lambda event: None)
         flow.compile_model(cfg, artifact)
         session = runtime.load(artifact, THREADS)

@@ -38,9 +38,10 @@ def negative(folder: Path) -> Path:
     return tvmflow.compile(folder / "negative.onnx", out=folder / "negative.tvmflow")
 
 
-def feeds_of(session: Session) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(0)
-    return {spec.name: np.full(spec.shape, 16000, "int64") if spec.dtype == "int64"
+def feeds_of(session: Session, seed: int) -> dict[str, np.ndarray]:
+    """Drawn inputs; integers are a sample rate."""
+    rng = np.random.default_rng(seed)
+    return {spec.name: np.full(spec.shape, 16000, spec.dtype) if spec.dtype == "int64"
             else rng.standard_normal(spec.shape).astype(spec.dtype) for spec in session.signature.inputs}  # fmt: skip
 
 
@@ -49,7 +50,7 @@ def row(name: str, artifact: Path, model: Path, threads: int) -> None:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = threads, 3
     peer = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    feeds = feeds_of(session)
+    feeds = feeds_of(session, 0)
     ours, theirs = bench.interleave({"a": lambda: session.run(feeds), "b": lambda: peer.run(None, feeds)}, SECONDS)
     print(f"| {name} | {threads} | {ours.median_s * 1e6:.1f} | {theirs.median_s * 1e6:.1f} | "
           f"{bench.ratio(ours, theirs):.2f} |", flush=True)  # fmt: skip

@@ -17,20 +17,14 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import psutil
+from overhead import feeds_of
 
 import tvmflow
 from tvmflow import config, flow
 from tvmflow.host import cpu_name
-from tvmflow.runtime import Session
 
 ROOT = Path(__file__).resolve().parents[1]
 THREADS, CALLS, PARTS = 8, 1000, 10
-
-
-def feeds_of(session: Session, seed: int) -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return {spec.name: np.full(spec.shape, 16000, spec.dtype) if spec.dtype == "int64"
-            else rng.standard_normal(spec.shape).astype(spec.dtype) for spec in session.signature.inputs}  # fmt: skip
 
 
 def serve(artifact: Path, model: Path, threads: int) -> None:
