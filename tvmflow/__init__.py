@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tvmflow.runtime import Session
+    from tvmflow.bucket_session import BucketSession
+    from tvmflow.session import Session
 
 __all__ = ["compile", "load"]
 __version__ = "0.1.0"
@@ -42,7 +43,7 @@ def compile(  # noqa: A001 # the verb of the project
     return path
 
 
-def load(path: str | Path, threads: int | None = None) -> Session:
+def load(path: str | Path, threads: int | None = None) -> Session | BucketSession:
     """Loads an artifact; `.run({name: array})` returns {name: array}. `threads` overrides the manifest's."""
     from tvmflow import runtime
 

@@ -4,6 +4,9 @@
     constants.bin    the weights, each at a 64-byte boundary, as the manifest lists them
     manifest.json    what is inside, how it was made, what was verified
 
+With buckets, constants.bin holds the weights of all of them, each once, and a folder per bucket, named after its sizes,
+is an artifact whose constants.bin is the one above it.
+
 A folder appears whole or not at all: it is written beside its place and then renamed.
 """
 
@@ -23,8 +26,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tvmflow.errors import ArtifactError, OutputError
-from tvmflow.manifest import FileEntry, Manifest
+from tvmflow.errors import ArtifactError, OutputError, UsageError
+from tvmflow.manifest import Bundle, Described, FileEntry, Manifest
 
 FORMAT_VERSION = 1
 LIBRARY, CONSTANTS, MANIFEST = "library.so", "constants.bin", "manifest.json"
@@ -54,14 +57,14 @@ def staging(out: Path, zipped: bool) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
+def write_manifest(folder: Path, manifest: Described) -> None:
     """Writes manifest.json, with a digest of itself so that a damaged one is seen."""
     body = manifest.model_dump(mode="json")
     text = json.dumps({**body, "manifest_sha256": _digest(body)}, indent=1, sort_keys=True)
     (folder / MANIFEST).write_text(text + "\n", encoding="utf-8")
 
 
-def read_manifest(path: Path) -> Manifest:
+def read(path: Path) -> Manifest | Bundle:
     """The manifest of an artifact folder or zip, checked for damage; raises ArtifactError."""
     try:
         body = json.loads(_manifest_text(path))
@@ -77,15 +80,27 @@ def read_manifest(path: Path) -> Manifest:
     if stated != _digest(body):
         raise ArtifactError(f"{path}: manifest.json was changed or damaged", "compile the model again")
     try:
-        return Manifest.model_validate(body)
+        return Bundle.model_validate(body) if "buckets" in body else Manifest.model_validate(body)
     except ValidationError as exc:
         raise ArtifactError(f"{path}: manifest.json: {exc.errors()[0]['msg']}", "compile the model again") from None
 
 
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of an artifact with one library; raises ArtifactError, UsageError where it has buckets."""
+    return _of_one_library(path, read(path))
+
+
 @contextmanager
 def opened(path: Path) -> Iterator[tuple[Path, Manifest]]:
+    """Like `opened_any`, for an artifact with one library; raises UsageError where it has buckets."""
+    with opened_any(path) as (folder, manifest):
+        yield folder, _of_one_library(path, manifest)
+
+
+@contextmanager
+def opened_any(path: Path) -> Iterator[tuple[Path, Manifest | Bundle]]:
     """A folder with the artifact's files and its manifest, integrity checked; a zip is unpacked while it is open."""
-    manifest = read_manifest(path)
+    manifest = read(path)
     if path.is_dir():
         check_files(path, manifest)
         yield path, manifest
@@ -101,7 +116,14 @@ def opened(path: Path) -> Iterator[tuple[Path, Manifest]]:
         yield Path(folder), manifest
 
 
-def check_files(folder: Path, manifest: Manifest) -> None:
+def libraries(folder: Path, manifest: Manifest | Bundle) -> list[tuple[Path, Manifest]]:
+    """The folder and manifest of every library of an artifact, in the order of its buckets."""
+    if isinstance(manifest, Manifest):
+        return [(folder, manifest)]
+    return [(folder / bucket.folder, read_manifest(folder / bucket.folder)) for bucket in manifest.buckets]
+
+
+def check_files(folder: Path, manifest: Described) -> None:
     """Raises ArtifactError where a file is missing or not what the manifest says it is."""
     for name, entry in manifest.files.items():
         file = folder / name
@@ -111,7 +133,7 @@ def check_files(folder: Path, manifest: Manifest) -> None:
             raise ArtifactError(f"{file}: changed or damaged since it was built", "compile the model again")
 
 
-def check_machine(manifest: Manifest, features: frozenset[str], versions: dict[str, str]) -> None:
+def check_machine(manifest: Described, features: frozenset[str], versions: dict[str, str]) -> None:
     """Raises ArtifactError where the library cannot run here: architecture, CPU extensions, run-time version."""
     here = platform.machine()
     target = manifest.target
@@ -135,6 +157,14 @@ def file_entry(path: Path) -> FileEntry:
     return FileEntry(sha256=digest, size_bytes=path.stat().st_size)
 
 
+def _of_one_library(path: Path, manifest: Manifest | Bundle) -> Manifest:
+    if isinstance(manifest, Manifest):
+        return manifest
+    folders = ", ".join(str(path / bucket.folder) for bucket in manifest.buckets[:3])
+    raise UsageError(f"{path}: has {len(manifest.buckets)} buckets, and this is done for one library",
+                     f"name a bucket's folder: {folders}, ...")  # fmt: skip
+
+
 def _manifest_text(path: Path) -> str:
     if path.is_dir():
         return (path / MANIFEST).read_text(encoding="utf-8")
@@ -155,18 +185,24 @@ def _check_replaceable(out: Path, zipped: bool) -> None:
     if out.is_dir() and not any(out.iterdir()):
         return
     try:
-        stated = json.loads(_manifest_text(out))["manifest_sha256"]
+        stated = json.loads(_manifest_text(out))
+        known = {MANIFEST, *stated["files"]} if stated["manifest_sha256"] else set()
     except (OSError, KeyError, TypeError, ValueError, zipfile.BadZipFile):
-        stated = None
-    if stated is None or (out.is_dir() and {p.name for p in out.iterdir()} - {MANIFEST, LIBRARY, CONSTANTS}):
+        known = set()
+    if not known or (out.is_dir() and _files(out) - known):
         raise OutputError(f"{out}: exists and is no artifact, so it is not replaced", "choose another place with -o")
+
+
+def _files(folder: Path) -> set[str]:
+    """The files in a folder, by path from it."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if not path.is_dir()}
 
 
 def _publish(folder: Path, out: Path, zipped: bool) -> None:
     if zipped:
-        packed = folder / "packed.zip"
+        packed, names = folder / "packed.zip", sorted(_files(folder))
         with zipfile.ZipFile(packed, "w") as archive:
-            for name in (MANIFEST, LIBRARY, CONSTANTS):
+            for name in names:
                 archive.writestr(zipfile.ZipInfo(name), (folder / name).read_bytes())
         os.replace(packed, out)
         return

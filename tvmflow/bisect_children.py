@@ -40,7 +40,7 @@ def compare_kernels(good: Path, bad: Path, feeds: Mapping[str, np.ndarray], narr
     """
     from tvmflow import runtime
 
-    session = runtime.load(good)
+    session = runtime.load_one(good)
     beside = _Beside(bad, narrowest, kept)
     session.watch_kernels(feeds, beside.around)
     return list(beside.found.values())
@@ -50,7 +50,7 @@ def keep_arguments(good: Path, feeds: Mapping[str, np.ndarray], number: int, kep
     """Writes the arguments of the `number`th kernel call of a run of the artifact `good` to `kept`."""
     from tvmflow import runtime
 
-    session = runtime.load(good)
+    session = runtime.load_one(good)
     names = frozenset(kernel.name for kernel in session.manifest.kernels)
     calls = 0
 
@@ -127,7 +127,7 @@ def wrong_user_kernels(part: Part, folder: Path, feeds: Mapping[str, np.ndarray]
             calls.append((name, _given(args)))
         return 0
 
-    runtime.load(folder).watch_kernels(feeds, around)
+    runtime.load_one(folder).watch_kernels(feeds, around)
     found, setting = partial_build.replacements(part)
     with setting.entered():
         machines = [(one, machine_of(one, setting.tvm_target)) for one in {id(one): one for one in found}.values()]

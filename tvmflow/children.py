@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tvmflow.build.tuned import Applied
     from tvmflow.graph.passes import Step
     from tvmflow.graph.replacement import Replacement
+    from tvmflow.session import Session
     from tvmflow.target import Target
 
 
@@ -52,7 +53,7 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
             prepared, choice = prepare(cfg, model, log.after, replaced.append)
             tuned = with_records(cfg, prepared, target)
             scheduled = passes.run(tuned.mod, passes.schedule_steps(target.kind, cfg.numerics.tf32), log.after)
-            packed = passes.run(scheduled, passes.pack_steps(target.kind, cfg.graph.prepack), log.after)
+            packed = passes.run(scheduled, passes.pack_steps(target.kind, bool(cfg.graph.prepack)), log.after)
             stripped, weights = constants.externalise(packed)
             lowered = passes.run(stripped, passes.lower_steps(), log.after)
         with log.stage("user kernels"):
@@ -149,16 +150,19 @@ def time_beside_peer(
     """Times the artifact and what ran the model before in turns, with the same inputs and threads."""
     from tvmflow import runtime
 
-    session = runtime.load(folder, threads)
+    session = runtime.load_one(folder, threads)
     name, peer = frontend.peer(cfg, session.threads)
     return bench.interleave({"tvmflow": lambda: session.run_list(feeds), name: lambda: peer(dict(feeds))}, budget_s)
 
 
-def kernel_times(folder: Path, feeds: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Seconds of one run per kernel of the artifact in `folder`, over runs of about a second."""
+def kernel_times(libraries: Sequence[tuple[Path, Mapping[str, np.ndarray]]]) -> list[dict[str, float]]:
+    """Seconds of one run per kernel of each artifact, given by folder and inputs, over runs of about a second."""
     from tvmflow import runtime
 
-    session = runtime.load(folder)
+    return [_kernel_times(runtime.load_one(folder), feeds) for folder, feeds in libraries]
+
+
+def _kernel_times(session: Session, feeds: Mapping[str, np.ndarray]) -> dict[str, float]:
     session.run_list(feeds)
     started = time.perf_counter()
     session.run_list(feeds)
@@ -166,9 +170,14 @@ def kernel_times(folder: Path, feeds: Mapping[str, np.ndarray]) -> dict[str, flo
     return session.time_kernels(feeds, runs)
 
 
-def audit_library(folder: Path, manifest: Manifest, seconds: Mapping[str, float] | None) -> audit.Audit:
-    """Audits the artifact in `folder`; `seconds` are those of one run by kernel, if they were measured."""
-    return audit.examine(folder, manifest, seconds)
+def audit_libraries(
+    libraries: Sequence[tuple[Path, Manifest]], seconds: Sequence[Mapping[str, float]] | None
+) -> list[audit.Audit]:
+    """Audits artifacts, given by folder and manifest; `seconds` are those of one run by kernel, if measured."""
+    return [
+        audit.examine(folder, manifest, seconds[index] if seconds else None)
+        for index, (folder, manifest) in enumerate(libraries)
+    ]
 
 
 def inspect(cfg: Config) -> tuple[Signature, tuple[str, ...]]:
@@ -181,7 +190,7 @@ def passes(cfg: Config) -> dict[str, list[tuple[str, str]]]:
     """The pipeline of a config: per phase the (name, why) of each pass."""
     from tvmflow.graph import passes as pipeline
 
-    kind, prepack = cfg.target.kind, cfg.graph.prepack
+    kind, prepack = cfg.target.kind, bool(cfg.graph.prepack)
     phases = {
         "guards": pipeline.guard_steps(cfg.graph.guards),
         f"widen_half = {cfg.numerics.widen_half}": pipeline.widen_steps(kind, cfg.numerics.widen_half),
@@ -212,7 +221,8 @@ def with_records(cfg: Config, prepared: tvm.IRModule, target: Target) -> Applied
     if cfg.tuning.database is None:
         return tuned.Applied(prepared, ())
     reading = Store(cfg.tuning.database).read()
-    return tuned.apply(prepared, reading, target, cfg.numerics, host_features())
+    shared = cfg.graph.prepack == "shared"
+    return tuned.apply(prepared, reading, target, cfg.numerics, host_features(), shared)
 
 
 def _check_names(cfg: Config, signature: Signature) -> None:

@@ -108,18 +108,25 @@ def compile(  # noqa: A001 # the command's name
 @click.argument("artifact", type=click.Path(path_type=Path))
 @click.option("--inputs", type=click.Path(path_type=Path), metavar="NPZ", help="Arrays by input name.")
 @click.option("--seed", type=click.IntRange(min=0), help="Draw the inputs instead.")
+@click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE", help="For --seed: the size of an open dimension.")
 @click.option("--outputs", type=click.Path(path_type=Path), metavar="NPZ", help="Where to write the outputs.")
 @cli_options.threads
 @cli_options.as_json
 @cli_options.debug
-def run(artifact: Path, inputs: Path | None, seed: int | None, outputs: Path | None, threads: int | None,
-        as_json: bool, debug: bool) -> None:  # fmt: skip
-    """Run ARTIFACT once on arrays from an .npz file."""
+def run(artifact: Path, inputs: Path | None, seed: int | None, dims: tuple[str, ...], outputs: Path | None,
+        threads: int | None, as_json: bool, debug: bool) -> None:  # fmt: skip
+    """Run ARTIFACT once on arrays from an .npz file.
+
+    An artifact with buckets takes all sizes that one of them holds: it pads, and splits where rows are independent.
+    """
     from tvmflow import flow
 
     if (inputs is None) == (seed is None):
         raise UsageError("give either --inputs or --seed", "--inputs x.npz takes arrays by input name")
-    results = flow.run_artifact(artifact, seed if inputs is None else inputs, outputs, threads)  # type: ignore[arg-type]
+    if dims and seed is None:
+        raise UsageError("--dim goes with --seed", "arrays have sizes of their own")
+    source: Any = seed if inputs is None else inputs
+    results = flow.run_artifact(artifact, source, outputs, threads, cli_options.sizes_of(dims))
     summary = {name: {"dtype": str(a.dtype), "shape": list(a.shape)} for name, a in results.items()}
     if as_json:
         click.echo(json.dumps(summary))
@@ -142,10 +149,15 @@ def bench(artifact: Path, model: Path | None, seconds: float, threads: int | Non
     from tvmflow import artifact as artifacts
     from tvmflow import flow, report
 
-    measured = flow.bench_artifact(artifact, model, threads, seconds)
-    used = threads or artifacts.read_manifest(artifact).target.threads
-    plain = [{"name": m.name, "median_s": m.median_s, "seconds": m.seconds, "warnings": m.warnings} for m in measured]
-    show_either(report.samples(measured, used), {"threads": used, "samples": plain}, as_json)
+    with progress("timing") as on_event:
+        measured = flow.bench_artifact(artifact, model, threads, seconds, on_event)
+    used = threads or artifacts.read(artifact).target.threads
+    plain = {
+        name: [{"name": m.name, "median_s": m.median_s, "seconds": m.seconds, "warnings": m.warnings} for m in one]
+        for name, one in measured.items()
+    }
+    samples = {"samples": plain[""]} if "" in plain else {"buckets": plain}
+    show_either(report.samples(measured, used), {"threads": used, **samples}, as_json)
 
 
 @cli.command()
@@ -157,7 +169,7 @@ def inspect(path: Path, as_json: bool, debug: bool) -> None:
     from tvmflow import artifact, flow, report
 
     if path.is_dir() or path.suffix == ".zip":
-        manifest = artifact.read_manifest(path)
+        manifest = artifact.read(path)
         show_either(report.inspected(manifest), manifest.model_dump(mode="json"), as_json)
         return
     cfg = cli_options.config_of(str(path))

@@ -32,15 +32,18 @@ def audit(artifact: Path, timed: bool, model: Path | None, markdown: Path | None
 
     Nothing is run (but for --time), and no GPU is needed. Exit code 0: no fault; 16: faults, each with what to do.
     """
+    from rich.console import Group
+
     from tvmflow import audit as audits
     from tvmflow import flow, report_audit
 
     with progress("auditing"):
         found = flow.audit_artifact(artifact, timed, model)
     if markdown is not None:
-        _write(markdown, report_audit.markdown(found))
+        _write(markdown, "\n".join(map(report_audit.markdown, found.values())))
     if as_json or markdown is None:
-        show_either(report_audit.rendered(found), found.model_dump(mode="json"), as_json)
+        plain = {name: one.model_dump(mode="json") for name, one in found.items()}
+        show_either(Group(*map(report_audit.rendered, found.values())), plain.get("", {"buckets": plain}), as_json)
     audits.check(found)
 
 

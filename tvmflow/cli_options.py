@@ -58,12 +58,17 @@ def config_of(
 
     section = {key: value for key, value in (("kind", target), ("arch", arch)) if value is not None}
     inputs = {name: {"shape": _sizes(value)} for name, value in (_pair("--shape", text) for text in shapes)}
-    sizes = {name: _size(name, value) for name, value in (_pair("--dim", text) for text in dims)}
+    sizes = sizes_of(dims)
     overrides: list[dict[str, Any]] = [
         {"target": section}, {"model": {"inputs": inputs}}, {"shapes": {"dims": sizes}}, sections,
         *(config.parse_override(text) for text in sets),
     ]  # fmt: skip
     return config.of_model(model, overrides)
+
+
+def sizes_of(dims: tuple[str, ...]) -> dict[str, int]:
+    """What --dim says; raises UsageError."""
+    return {name: _size(name, value) for name, value in (_pair("--dim", text) for text in dims)}
 
 
 def _pair(option: str, text: str) -> tuple[str, str]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import itertools
 import json
+import math
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -62,6 +64,7 @@ Operators = Annotated[
     tuple[Annotated[str, Field(pattern=r"^[a-z][\w.]*$")], ...],
     BeforeValidator(_as_tuple, json_schema_input_type=str | list[str]), AfterValidator(_not_empty),
 ]  # fmt: skip
+Sizes = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 # Each override is a nested table, as TOML would read it; later ones win.
 Overrides = Sequence[Mapping[str, Any]]
 
@@ -97,7 +100,40 @@ class ModelSection(Section):
 
 class ShapesSection(Section):
     dims: dict[str, PositiveInt] = {}
-    """Sizes for symbolic dimensions; what is not listed stays dynamic."""
+    """Sizes for symbolic dimensions; what is not listed stays dynamic, or has buckets."""
+    buckets: dict[str, Sizes] | tuple[dict[str, PositiveInt], ...] = ()
+    """A static library per bucket: sizes by dimension, of which every combination is one, or a list of combinations."""
+    pad: dict[str, bool | int | FiniteFloat] = {}
+    """What stands in the padding of an input, by name, where values rest on it, e.g. an attention mask's 0."""
+    allow_padding: tuple[str, ...] = ()
+    """Dimensions to pad although that changes values: results are then those of the padded inputs."""
+    one_layout: bool = True
+    """Keep each weight once for all buckets; false lets tuned kernels of a bucket have a copy in another layout."""
+
+    def bucket_sizes(self) -> tuple[dict[str, int], ...]:
+        """The sizes of every bucket, each once, the fewest elements first; nothing where the config has no buckets."""
+        if isinstance(self.buckets, dict):
+            rows = itertools.product(*self.buckets.values())
+            given = [dict(zip(self.buckets, row, strict=True)) for row in rows]
+        else:
+            given = [dict(bucket) for bucket in self.buckets]
+        unique = {tuple(sorted(bucket.items())): bucket for bucket in given}.values()
+        return tuple(sorted(unique, key=lambda bucket: (math.prod(bucket.values()), tuple(bucket.values()))))
+
+    @model_validator(mode="after")
+    def _buckets_are_whole(self) -> ShapesSection:
+        given = self.bucket_sizes()
+        names = set().union(*given)
+        if isinstance(self.buckets, dict) and not self.buckets:
+            raise ValueError("buckets = {} names no dimension; buckets = [] stands for none")
+        for bucket in given:
+            if bucket.keys() != names:
+                raise ValueError(f"buckets: {bucket} does not give all of {', '.join(sorted(names))}")
+        if twice := sorted(names & self.dims.keys()):
+            raise ValueError(f"`{twice[0]}` has both a size in dims and buckets")
+        if unknown := sorted(set(self.allow_padding) - names):
+            raise ValueError(f"allow_padding: `{unknown[0]}` has no buckets")
+        return self
 
 
 class TargetSection(Section):
@@ -149,8 +185,8 @@ class NumericsSection(Section):
 class GraphSection(Section):
     layout: Literal["auto", "keep", "nhwc"] = "auto"
     """Layout of convolutions: as imported, NHWC, or whichever should take less time, transposes included."""
-    prepack: bool = True
-    """Allow weights to be stored in the layout that a tuned kernel wants."""
+    prepack: bool | Literal["shared"] = True
+    """Store weights in the layouts that kernels want; "shared": a tuned kernel only where that is the default's too."""
     guards: bool = False
     """Stop a run with an error at indices out of range and integer division by zero, whatever the model came from."""
     max_layout_transforms: Annotated[int, Field(ge=0)] | None = None
@@ -212,7 +248,7 @@ class VerifySection(Section):
     """One run with inputs drawn from each."""
     ranges: dict[str, Range] = {}
     """Lowest and highest value drawn for an input, by name; e.g. ids = [0, 30521], sample_rate = [16000, 16000]."""
-    dims: dict[str, Annotated[tuple[PositiveInt, ...], Field(min_length=1)]] = {}
+    dims: dict[str, Sizes] = {}
     """Sizes to try for dimensions that stay symbolic; the i-th sizes of all dimensions belong together."""
     inputs: Path | None = None
     """An .npz of inputs by name to verify with, instead of drawn ones."""
@@ -297,6 +333,27 @@ def of_model(model: str, overrides: Overrides = (), defaults: Mapping[str, Any] 
     is_entry = ":" in model and not Path(model).exists()
     source = {"entry": model} if is_entry else {"path": str(Path(model).absolute())}
     return from_dict({**(defaults or {}), "model": source}, overrides)
+
+
+def per_bucket(config: Config) -> tuple[Config, ...]:
+    """The config of each bucket's library, in their order; the config itself where it has none."""
+    return tuple(_of_bucket(config, sizes) for sizes in config.shapes.bucket_sizes()) or (config,)
+
+
+def symbolic(config: Config) -> Config:
+    """The config without its buckets: their dimensions stay open."""
+    return config.model_copy(update={"shapes": config.shapes.model_copy(update={"buckets": (), "allow_padding": ()})})
+
+
+def _of_bucket(config: Config, sizes: Mapping[str, int]) -> Config:
+    open_ = symbolic(config)
+    shapes = open_.shapes.model_copy(update={"dims": {**config.shapes.dims, **sizes}})
+    dims = {name: tried for name, tried in config.verify.dims.items() if name not in sizes}
+    prepack = "shared" if config.shapes.one_layout and config.graph.prepack else config.graph.prepack
+    return open_.model_copy(update={
+        "shapes": shapes, "graph": config.graph.model_copy(update={"prepack": prepack}),
+        "verify": config.verify.model_copy(update={"dims": dims, "inputs": None}),
+    })  # fmt: skip
 
 
 def name(config: Config) -> str:

@@ -9,21 +9,36 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from tvmflow import artifact, attribution, bench, bisection, config, frontend, in_model, npz, process, proof, verify
+from tvmflow import (
+    artifact,
+    attribution,
+    bench,
+    bisection,
+    bucket_proof,
+    bundling,
+    config,
+    frontend,
+    in_model,
+    npz,
+    process,
+    proof,
+    verify,
+)
 from tvmflow.audit import Audit
 from tvmflow.config import Config
 from tvmflow.errors import ArtifactError, CompileError, ModelError, OutputError, UsageError
 from tvmflow.findings import Attribution, Bisection
-from tvmflow.manifest import Manifest, Signature, Stage, Verdict
+from tvmflow.manifest import Bundle, Described, Manifest, Signature, Stage, Verdict
 from tvmflow.step_search import Subject
 
 Feeds: TypeAlias = Mapping[str, np.ndarray]
+AnyManifest = TypeVar("AnyManifest", Manifest, Bundle)
 
 
 @dataclass(frozen=True)
@@ -58,16 +73,19 @@ class Tuned:
     settled: dict[str, in_model.Settled]
 
 
-def compile_model(cfg: Config, out: Path, options: Options = DEFAULTS) -> Manifest:
+def compile_model(cfg: Config, out: Path, options: Options = DEFAULTS) -> Manifest | Bundle:
     """Config -> artifact at `out`, verified unless the config says otherwise. Nothing is left behind on an error."""
     with artifact.staging(out, options.zipped) as folder:
+        if cfg.shapes.bucket_sizes():
+            return _compile_buckets(cfg, folder, options)
         manifest = _build(cfg, folder, options)
         feeds = None
         if cfg.verify.enabled:
             manifest, feeds = _with_verdict(cfg, folder, manifest, options)
         if feeds is not None or cfg.tuning.require_tuned is not None:
             options.on_event("timing the kernels")
-            manifest = _with_shares(cfg, folder, manifest, feeds, options.source)
+            feeds = proof.accepted(cfg, manifest) if feeds is None else feeds
+            (manifest,), _ = _with_shares(cfg, [(folder, manifest, feeds)], options.source)
         if cfg.verify.enabled or cfg.tuning.require_tuned is not None:
             artifact.write_manifest(folder, manifest)
     return manifest
@@ -75,9 +93,11 @@ def compile_model(cfg: Config, out: Path, options: Options = DEFAULTS) -> Manife
 
 def verify_artifact(path: Path, model: Path | None, overrides: config.Overrides, on_event: proof.OnEvent) -> Verdict:
     """Holds an artifact's outputs against its model's; `model` is where that lies now, if it was moved."""
-    with artifact.opened(path) as (folder, manifest):
+    with artifact.opened_any(path) as (folder, manifest):
         cfg = _config_of(manifest, model, overrides)
-        return proof.verdict(cfg, folder, manifest, on_event)[0]
+        if isinstance(manifest, Manifest):
+            return proof.verdict(cfg, folder, manifest, on_event)[0]
+        return bucket_proof.verdict(cfg, folder, manifest, bucket_proof.exact(cfg, folder, manifest, on_event))
 
 
 def attribute_artifact(
@@ -115,10 +135,15 @@ def bisect_config(cfg: Config, out: Path, on_event: proof.OnEvent) -> Bisection:
         return bisection.bisect(Subject(cfg, folder, manifest, failure, fresh=not failure), out, on_event)
 
 
-def run_artifact(path: Path, inputs: Path | int, outputs: Path | None, threads: int | None) -> dict[str, np.ndarray]:
-    """Runs an artifact on the arrays of an .npz file, or on inputs drawn with a seed; `outputs` is an .npz to write."""
-    with artifact.opened(path) as (folder, manifest):
-        feeds = npz.read(inputs) if isinstance(inputs, Path) else _drawn(manifest, inputs).inputs
+def run_artifact(
+    path: Path, inputs: Path | int, outputs: Path | None, threads: int | None, sizes: Mapping[str, int] | None = None
+) -> dict[str, np.ndarray]:
+    """Runs an artifact on the arrays of an .npz file, or on inputs drawn with a seed; `outputs` is an .npz to write.
+
+    `sizes` are those of open dimensions to draw for.
+    """
+    with artifact.opened_any(path) as (folder, manifest):
+        feeds = npz.read(inputs) if isinstance(inputs, Path) else _drawn(manifest, inputs, sizes or {})
         (results,) = proof.run(folder, manifest, [feeds], threads, ArtifactError)
     named = dict(zip((spec.name for spec in manifest.signature.outputs), results, strict=True))
     if outputs is not None:
@@ -126,37 +151,57 @@ def run_artifact(path: Path, inputs: Path | int, outputs: Path | None, threads: 
     return named
 
 
-def audit_artifact(path: Path, timed: bool, model: Path | None) -> Audit:
-    """Reads what is inside an artifact. `timed` runs it on inputs that its model accepts, for each kernel's share."""
-    with artifact.opened(path) as (folder, manifest):
-        seconds = None
+def audit_artifact(path: Path, timed: bool, model: Path | None) -> dict[str, Audit]:
+    """Reads what is inside an artifact, per bucket. `timed` runs it on inputs that its model accepts, for each kernel's
+    share."""
+    with artifact.opened_any(path) as (folder, manifest):
+        libraries = artifact.libraries(folder, manifest)
+        seconds: list[dict[str, float]] | None = None
         if timed:
             if manifest.target.kind == "cuda":
                 raise UsageError("--time measures kernels on a CPU, not on a GPU", "leave it out")
-            cfg = _config_of(manifest, model, [{"verify": {"seeds": [0]}}])
-            seconds = in_model.kernel_seconds(folder, proof.accepted(cfg, manifest))
-        found, _ = process.call("tvmflow.children:audit_library", folder, manifest, seconds,
-                                what="auditing the library", error=ArtifactError, env=proof.RUN_ENV)  # fmt: skip
-    return found  # type: ignore[no-any-return] # what a process replies has no type
+            feeds = [proof.accepted(_first_seed(one, model), one) for _, one in libraries]
+            seconds = in_model.kernel_seconds(*zip((place for place, _ in libraries), feeds, strict=True))
+        found, _ = process.call("tvmflow.children:audit_libraries", libraries, seconds, what="auditing the library",
+                                error=ArtifactError, env=proof.RUN_ENV)  # fmt: skip
+    return dict(zip((place.name if isinstance(manifest, Bundle) else "" for place, _ in libraries), found, strict=True))
 
 
-def bench_artifact(path: Path, model: Path | None, threads: int | None, budget_s: float) -> tuple[bench.Samples, ...]:
-    """Times an artifact beside ONNX Runtime or eager PyTorch: same inputs, same threads, in turns, in one process."""
-    with artifact.opened(path) as (folder, manifest):
-        cfg = _config_of(manifest, model, [{"verify": {"seeds": [0]}}])
-        feeds = proof.accepted(cfg, manifest)
-        samples, _ = process.call(
-            "tvmflow.children:time_beside_peer", cfg, folder, feeds, threads, budget_s, what="timing the library",
-            error=ArtifactError, env={} if frontend.is_torch(cfg) else proof.RUN_ENV, torch=frontend.is_torch(cfg),
-        )  # fmt: skip
-    return tuple(samples)
+def bench_artifact(
+    path: Path, model: Path | None, threads: int | None, budget_s: float, on_event: proof.OnEvent
+) -> dict[str, tuple[bench.Samples, ...]]:
+    """Times an artifact beside ONNX Runtime or eager PyTorch: same inputs, same threads, in turns, in one process.
+
+    With buckets, each of them takes its part of `budget_s`; the samples are by bucket.
+    """
+    measured = {}
+    with artifact.opened_any(path) as (folder, manifest):
+        libraries = artifact.libraries(folder, manifest)
+        for place, one in libraries:
+            name = place.name if isinstance(manifest, Bundle) else ""
+            on_event(f"timing {name or one.name}")
+            cfg = _first_seed(one, model)
+            samples, _ = process.call(
+                "tvmflow.children:time_beside_peer", cfg, place, proof.accepted(cfg, one), threads,
+                budget_s / len(libraries), what="timing the library", error=ArtifactError,
+                env={} if frontend.is_torch(cfg) else proof.RUN_ENV, torch=frontend.is_torch(cfg),
+            )  # fmt: skip
+            measured[name] = tuple(samples)
+    return measured
 
 
 def tasks(cfg: Config) -> list[dict[str, Any]]:
-    """The tunable kernels of a config: one row each, with the record that serves it or what differs."""
-    rows, _ = process.call("tvmflow.tuning_children:tasks", cfg, what="extracting the tasks",
-                           torch=frontend.needs_torch(cfg))  # fmt: skip
-    return list(rows)
+    """The tunable kernels of a config: one row each, with the record that serves it or what differs.
+
+    With buckets, the rows of each bucket, which name it.
+    """
+    rows: list[dict[str, Any]] = []
+    for one, sizes in zip(config.per_bucket(cfg), cfg.shapes.bucket_sizes() or ({},), strict=True):
+        found, _ = process.call("tvmflow.tuning_children:tasks", one, what="extracting the tasks",
+                                torch=frontend.needs_torch(one))  # fmt: skip
+        bucket = {"bucket": bundling.folder_name(sizes)} if sizes else {}
+        rows += [bucket | row for row in found]
+    return rows
 
 
 def tune(cfgs: Sequence[Config], what: Selection, on_event: Callable[[Any], None]) -> Tuned:
@@ -164,6 +209,7 @@ def tune(cfgs: Sequence[Config], what: Selection, on_event: Callable[[Any], None
 
     `on_event` gets a line of text, or a tuning.session.Progress after each batch. Only a session that has all tasks of
     its models settles them there, and only on this machine's CPU; after a part, `db merge` joins what the parts found.
+    Of a config with buckets, each bucket is a model of its own.
     """
     progress: list[Any] = []
 
@@ -171,18 +217,23 @@ def tune(cfgs: Sequence[Config], what: Selection, on_event: Callable[[Any], None
         progress.append(event)
         on_event(event)
 
+    models = {
+        " ".join(filter(None, (config.name(cfg), bundling.folder_name(sizes)))): one
+        for cfg in cfgs
+        for one, sizes in zip(config.per_bucket(cfg), cfg.shapes.bucket_sizes() or ({},), strict=True)
+    }
     with proof.cuda_env(cfgs[0].target.kind) as env:
         found, _ = process.call(
-            "tvmflow.tuning_children:tune", cfgs, what.pattern, what.shard, what="tuning", on_event=heard,
-            env=env, torch=frontend.needs_torch(*cfgs),
+            "tvmflow.tuning_children:tune", list(models.values()), what.pattern, what.shard, what="tuning",
+            on_event=heard, env=env, torch=frontend.needs_torch(*cfgs),
         )  # fmt: skip
     last = next((event for event in reversed(progress) if not isinstance(event, str)), None)
     settled = {}
     if found and what == Selection() and in_model.can_settle(cfgs[0]):
-        for cfg in cfgs:
-            on_event(f"measuring the winners inside {config.name(cfg)}")
+        for name, cfg in models.items():
+            on_event(f"measuring the winners inside {name}")
             records = {one.key: one.records for one in found}
-            settled[config.name(cfg)] = in_model.settle(cfg, records, lambda c, folder: _build(c, folder, DEFAULTS))
+            settled[name] = in_model.settle(cfg, records, lambda c, folder: _build(c, folder, DEFAULTS))
     return Tuned(last.tasks if last else 0, last.trials if last else 0, last.gain if last else 1.0, settled)
 
 
@@ -238,25 +289,87 @@ def _with_verdict(cfg: Config, folder: Path, manifest: Manifest, options: Option
     return manifest.model_copy(update={"verdict": verdict, "stages": stages}), feeds
 
 
-def _with_shares(cfg: Config, folder: Path, manifest: Manifest, feeds: Feeds | None, source: str) -> Manifest:
-    """The manifest with a note of where its time goes; raises BudgetError where tuned kernels take too little of it."""
-    seconds = in_model.kernel_seconds(folder, proof.accepted(cfg, manifest) if feeds is None else feeds)
-    in_model.check_tuned(cfg, manifest, seconds, source)
-    return _with_note(manifest, in_model.shares(cfg, manifest, seconds, source))
+def _compile_buckets(cfg: Config, folder: Path, options: Options) -> Bundle:
+    """The artifact of a config with buckets, in `folder`."""
+    def build_one(one: Config, place: Path, on_event: proof.OnEvent) -> Manifest:
+        dump_ir = options.dump_ir / place.name if options.dump_ir else None
+        return _build(one, place, replace(options, dump_ir=dump_ir, on_event=on_event))
+
+    bundle = bundling.build(cfg, folder, build_one, options.on_event)
+    feeds: Sequence[Feeds] | None = None
+    if cfg.verify.enabled:
+        bundle, feeds = _proved(cfg, folder, bundle, options)
+    if feeds is not None:
+        options.on_event("timing the kernels")
+        libraries = artifact.libraries(folder, bundle)
+        manifests, seconds = _with_shares(
+            cfg, [(place, one, fed) for (place, one), fed in zip(libraries, feeds, strict=True)], options.source
+        )
+        bundle = bundling.timed(folder, bundle, manifests, seconds)
+    artifact.write_manifest(folder, bundle)
+    return bundle
+
+
+def _proved(cfg: Config, folder: Path, bundle: Bundle, options: Options) -> tuple[Bundle, Sequence[Feeds] | None]:
+    """The bundle with its verdict and what padding does, and inputs for each bucket, where it runs on this CPU."""
+    started = time.monotonic()
+    if reason := _cannot_run_here(bundle):
+        bundle = _with_note(bundle, f"not run on its target: {reason}; `tvmflow verify` does it there")
+        with tempfile.TemporaryDirectory(prefix="tvmflow-") as name:
+            twin = _compile_buckets(_twin(cfg), Path(name), Options(on_event=options.on_event))
+        bundle = bundle.model_copy(update={"verdict": _noted(twin.verdict), "padding": twin.padding,
+                                           "agreement": twin.agreement})  # fmt: skip
+        return bundle, None
+    exact = bucket_proof.exact(cfg, folder, bundle, options.on_event)
+    bundle = bucket_proof.observed(cfg, folder, bundle, exact.fallback, options.on_event)
+    artifact.write_manifest(folder, bundle)
+    options.on_event("running requests of random sizes")
+    verdict = bucket_proof.verdict(cfg, folder, bundle, exact)
+    for found in filter(None, (verdict, bundle.agreement)):
+        if not found.ok:
+            raise proof.wrong_values(found, options.source)
+    stages = (*bundle.stages, Stage(name="verify", seconds=time.monotonic() - started))
+    bundle = bundle.model_copy(update={"verdict": verdict, "stages": stages})
+    return bundle, [feeds.inputs for feeds in exact.feeds] if cfg.target.kind == "llvm" else None
+
+
+def _with_shares(
+    cfg: Config, libraries: Sequence[tuple[Path, Manifest, Feeds]], source: str
+) -> tuple[list[Manifest], list[float]]:
+    """The manifests with a note of where their time goes, and the seconds of all kernels of a run.
+
+    Raises BudgetError where tuned kernels take too little of it.
+    """
+    measured = in_model.kernel_seconds(*((folder, feeds) for folder, _, feeds in libraries))
+    noted = []
+    for (_, manifest, _), seconds in zip(libraries, measured, strict=True):
+        in_model.check_tuned(cfg, manifest, seconds, source)
+        noted.append(_with_note(manifest, in_model.shares(cfg, manifest, seconds, source)))
+    return noted, [sum(seconds.values()) for seconds in measured]
 
 
 def _verdict_of_twin(cfg: Config, options: Options) -> Verdict:
     """Builds the same model for this CPU and verifies that: it proves the import, not the kernels of the target."""
-    section = config.TargetSection()
-    twin = cfg.model_copy(update={"target": section, "numerics": config.NumericsSection(), "kernels": {}})
+    twin = _twin(cfg)
     with tempfile.TemporaryDirectory(prefix="tvmflow-") as name:
         manifest = _build(twin, Path(name), Options(on_event=options.on_event))
         verdict, _ = proof.verdict(twin, Path(name), manifest, options.on_event)
+    return _noted(verdict)
+
+
+def _twin(cfg: Config) -> Config:
+    return cfg.model_copy(
+        update={"target": config.TargetSection(), "numerics": config.NumericsSection(), "kernels": {}}
+    )
+
+
+def _noted(verdict: Verdict | None) -> Verdict:
+    assert verdict is not None
     note = "the import and graph were verified with a build for this CPU; the target's own kernels were not run"
     return verdict.model_copy(update={"notes": (*verdict.notes, note)})
 
 
-def _cannot_run_here(manifest: Manifest) -> str:
+def _cannot_run_here(manifest: Described) -> str:
     from tvmflow import host
 
     if manifest.target.kind == "cuda":
@@ -270,12 +383,25 @@ def _cannot_run_here(manifest: Manifest) -> str:
     return ""
 
 
-def _drawn(manifest: Manifest, seed: int) -> verify.Feeds:
-    cfg = config.from_json(manifest.config)
-    return next(verify.candidates(manifest.signature, cfg.verify, seed))
+def _drawn(manifest: Manifest | Bundle, seed: int, sizes: Mapping[str, int]) -> Feeds:
+    """Inputs drawn with a seed, for the smallest bucket where `sizes` say nothing else."""
+    section = config.from_json(manifest.config).verify
+    dims = {size for spec in manifest.signature.inputs for size in spec.shape if isinstance(size, str)}
+    for name in sizes:
+        if name not in dims:
+            raise UsageError(f"--dim {name}: {manifest.name} has no open dimension `{name}`",
+                             f"it has: {', '.join(sorted(dims)) or 'none'}")  # fmt: skip
+    smallest = manifest.buckets[0].dims if isinstance(manifest, Bundle) else {}
+    stated = {name: (size,) for name, size in {**smallest, **sizes}.items()}
+    section = section.model_copy(update={"dims": {**section.dims, **stated}})
+    return next(verify.candidates(manifest.signature, section, seed)).inputs
 
 
-def _config_of(manifest: Manifest, model: Path | None, overrides: config.Overrides) -> Config:
+def _first_seed(manifest: Manifest, model: Path | None) -> Config:
+    return _config_of(manifest, model, [{"verify": {"seeds": [0]}}])
+
+
+def _config_of(manifest: Described, model: Path | None, overrides: config.Overrides) -> Config:
     """The config an artifact was built with; its model must be the very file it was built from."""
     extra = [{"model": {"path": str(model.resolve())}}] if model is not None else []
     where = model or Path(str(manifest.config["model"]["path"] or "."))
@@ -289,5 +415,5 @@ def _config_of(manifest: Manifest, model: Path | None, overrides: config.Overrid
     return cfg
 
 
-def _with_note(manifest: Manifest, note: str) -> Manifest:
+def _with_note(manifest: AnyManifest, note: str) -> AnyManifest:
     return manifest.model_copy(update={"notes": (*manifest.notes, note)})

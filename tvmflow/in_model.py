@@ -57,7 +57,8 @@ def settle(cfg: Config, found: Mapping[str, Sequence[Record]], build: Build) -> 
         chosen = [records[min(rank, len(records) - 1)] for records in found.values()]
         with _built(cfg, [*others, *chosen], build) as (folder, manifest):
             feeds = proof.accepted(cfg, manifest) if feeds is None else feeds
-            times.append(_by_key(manifest, kernel_seconds(folder, feeds)))
+            (taken,) = kernel_seconds((folder, feeds))
+            times.append(_by_key(manifest, taken))
     kept_s, changed = sum(times[-1].values()), 0
     for key, records in found.items():
         seconds = [times[rank].get(key, 0.0) for rank in range(len(records))]
@@ -71,13 +72,12 @@ def settle(cfg: Config, found: Mapping[str, Sequence[Record]], build: Build) -> 
     return Settled(sum(times[-1].values()), kept_s, changed)
 
 
-def kernel_seconds(folder: Path, feeds: Mapping[str, np.ndarray]) -> dict[str, float]:
-    """Seconds of one run per kernel of the library in `folder`, all its calls together, measured in the model."""
+def kernel_seconds(*libraries: tuple[Path, Mapping[str, np.ndarray]]) -> list[dict[str, float]]:
+    """Seconds of one run per kernel of each library, given by folder and inputs: all calls together, in the model."""
     seconds, _ = process.call(
-        "tvmflow.children:kernel_times", folder, feeds, what="timing the kernels", error=ArtifactError,
-        env=proof.RUN_ENV,
+        "tvmflow.children:kernel_times", libraries, what="timing the kernels", error=ArtifactError, env=proof.RUN_ENV,
     )  # fmt: skip
-    return dict(seconds)
+    return list(seconds)
 
 
 def shares(cfg: Config, manifest: Manifest, seconds: Mapping[str, float], source: str) -> str:

@@ -187,28 +187,83 @@ class AuditSummary(Noun):
     """Of all CUDA kernels, the smallest share of a multiprocessor's threads that can be resident."""
 
 
-class Manifest(Noun):
-    """Everything a library says of itself."""
+class Described(Noun):
+    """What every artifact says of itself, with one library or with one per bucket."""
 
     format_version: int
     name: str
     signature: Signature
-    narrowest_float: str
-    """The narrowest float dtype, or "tf32", that the library computes in; default tolerances follow it."""
     config: dict[str, Any]
     source: FileEntry | None
     target: TargetInfo
     versions: dict[str, str]
     files: dict[str, FileEntry]
+    """By path from the artifact's folder: what the artifact needs, beside its manifest."""
+    stages: tuple[Stage, ...]
+    peak_rss_bytes: int
+    notes: tuple[str, ...]
+    verdict: Verdict | None
+
+
+class Manifest(Described):
+    """Everything that one library says of itself."""
+
+    narrowest_float: str
+    """The narrowest float dtype, or "tf32", that the library computes in; default tolerances follow it."""
+    weights: str = "constants.bin"
+    """The file of `constants`, by its path from the artifact's folder: that of a bucket lies one folder up."""
     constants: tuple[Constant, ...]
     kernels: tuple[Kernel, ...]
     layout: Layout
     planned_bytes: int | None
     """Bytes of intermediate buffers that one run plans; None where they depend on symbolic sizes."""
-    stages: tuple[Stage, ...]
-    peak_rss_bytes: int
     cuda: dict[str, Any] | None
-    notes: tuple[str, ...]
-    verdict: Verdict | None
     evidence: Evidence | None = None
     audit: AuditSummary | None = None
+
+
+class Bucket(Noun):
+    """One size of every open dimension, and the artifact for it."""
+
+    dims: dict[str, int]
+    folder: str
+    library_bytes: int
+    weight_bytes: int
+    """Of the weights that it reads, most of which other buckets read too."""
+    planned_bytes: int
+    """Of intermediate buffers that one run plans."""
+    kernels: dict[str, int]
+    """How many, by origin."""
+    transposes: int
+    """Left in the graph."""
+    kernel_seconds: float | None = None
+    """What the kernels of one run took, all together, when it was compiled; None where it was not run."""
+
+
+class Padding(Noun):
+    """What was seen when one dimension was padded within each bucket.
+
+    "independent": no position changes the values of another, so that inputs may be padded and split.
+    "masked": what stands in the padding changes nothing while the stated inputs hold their stated values there.
+    "mixes": it changes values, so that only the buckets' own sizes are right.
+    "unproven": nothing was run.
+    """
+
+    kind: Literal["independent", "masked", "mixes", "unproven"]
+    allowed: bool
+    """Whether [shapes] allow_padding names the dimension: then it is padded whatever was seen."""
+    reason: str
+    runs: int
+    """How many runs this rests on."""
+
+
+class Bundle(Described):
+    """Everything that an artifact with buckets says of itself; each bucket's folder holds a Manifest of its own."""
+
+    buckets: tuple[Bucket, ...]
+    padding: dict[str, Padding]
+    """By dimension."""
+    pad: dict[str, float]
+    """The value that padding holds, by input."""
+    agreement: Verdict | None = None
+    """The same rows in every bucket, held against those of the smallest."""

@@ -75,18 +75,28 @@ def call(
             stdin=subprocess.PIPE, stdout=log, stderr=log, env=child_env, pass_fds=[write_fd], start_new_session=True,
         )
         os.close(write_fd)
+        _running.add(child)
         try:
             reply, doing = _exchange(child, read_fd, (function, args), on_event)
             status, peak_rss_bytes = _wait(child)
         except BaseException:
             _kill(child)
             raise
+        finally:
+            _running.discard(child)
         log.seek(max(0, log.seek(0, os.SEEK_END) - 64_000))
         output = log.read().decode(errors="replace")
     usage = Usage(time.monotonic() - started, peak_rss_bytes)
     if reply is None and isinstance(doing, str):
         what = f"{what} ({doing})"
     return _value_of(reply, status, what, error, output), usage
+
+
+def kill_all() -> None:
+    """Ends what other threads are running by `call`, which then raises there."""
+    for child in list(_running):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
 
 
 def emit(event: object) -> None:
@@ -164,6 +174,7 @@ def _receive(stream: IO[bytes]) -> tuple[str, Any] | None:
 
 
 _reply_to: IO[bytes] | None = None
+_running: set[subprocess.Popen[bytes]] = set()
 
 
 def _summary(exc: BaseException) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 from tvmflow import frontend, inputs, npz, process, verify
 from tvmflow.config import Config
 from tvmflow.errors import ReferenceRunError, TvmflowError, VerifyError
-from tvmflow.manifest import Manifest, RunVerdict, Verdict
+from tvmflow.manifest import Described, Manifest, RunVerdict, Signature, Verdict
 from tvmflow.partial_build import Part
 
 OnEvent = Callable[[str], None]
@@ -50,7 +50,7 @@ def build_part(part: Part, folder: Path, whole: Manifest) -> Manifest:
     return built
 
 
-def run(folder: Path, manifest: Manifest, feeds: Sequence[Mapping[str, np.ndarray]], threads: int | None,
+def run(folder: Path, manifest: Described, feeds: Sequence[Mapping[str, np.ndarray]], threads: int | None,
          error: type[TvmflowError]) -> list[list[np.ndarray]]:  # fmt: skip
     with cuda_env(manifest.target.kind) as env:
         results, _ = process.call(
@@ -75,7 +75,10 @@ def verdict(
 
 def judged(cfg: Config, manifest: Manifest, truth: Truth, got: Sequence[list[np.ndarray]]) -> Verdict:
     """The verdict on a library's outputs, one list for each of the truth's inputs."""
-    runs = tuple(_compared(cfg, manifest, f, g, w) for f, g, w in zip(truth.feeds, got, truth.want, strict=True))
+    signature, narrowest = manifest.signature, manifest.narrowest_float
+    runs = tuple(
+        compared(cfg, signature, narrowest, f, g, w) for f, g, w in zip(truth.feeds, got, truth.want, strict=True)
+    )
     ok = all(output.ok for run in runs for output in run.outputs)
     return Verdict(ok=ok, reference=truth.name, notes=_weaknesses(truth.feeds), runs=runs)
 
@@ -96,11 +99,15 @@ def wrong_values(verdict: Verdict, source: str) -> VerifyError:
 
 
 def reference(cfg: Config, manifest: Manifest) -> Truth:
-    """What the reference gives on inputs that it accepts.
+    """What the reference gives on inputs that it accepts."""
+    return first_accepted(cfg, list(_feeds(cfg, manifest)))
 
-    All candidates go to one process. Where one of them brings that down, each gets a process of its own.
+
+def first_accepted(cfg: Config, rows: Sequence[Sequence[verify.Feeds]]) -> Truth:
+    """What the reference gives on the first of `rows` that it accepts as a whole.
+
+    All rows go to one process. Where one of them brings that down, each gets a process of its own.
     """
-    rows = list(_feeds(cfg, manifest))
     inputs = [[feeds.inputs for feeds in row] for row in rows]
     errors: list[ReferenceRunError] = []
     for start, batch in [(0, inputs), *((index, [row]) for index, row in enumerate(inputs))]:
@@ -126,16 +133,18 @@ def accepted(cfg: Config, manifest: Manifest) -> Mapping[str, np.ndarray]:
     return reference(cfg, manifest).feeds[0].inputs
 
 
-def _compared(cfg: Config, manifest: Manifest, feeds: verify.Feeds, got: list[np.ndarray], want: list[np.ndarray]
-              ) -> RunVerdict:  # fmt: skip
-    """Holds all outputs of one run against the reference's, in the signature's order."""
+def compared(cfg: Config, signature: Signature, narrowest: str, feeds: verify.Feeds, got: list[np.ndarray],
+             want: list[np.ndarray]) -> RunVerdict:  # fmt: skip
+    """Holds all outputs of one run against the reference's, in the signature's order.
+
+    `narrowest` is the narrowest float dtype that the library computes in.
+    """
     tolerances = [
-        verify.tolerance(spec.name, w, cfg.verify, manifest.narrowest_float)
-        for spec, w in zip(manifest.signature.outputs, want, strict=True)
+        verify.tolerance(spec.name, w, cfg.verify, narrowest) for spec, w in zip(signature.outputs, want, strict=True)
     ]
     outputs = tuple(
         verify.compare_output(spec.name, g, w, tolerance)
-        for spec, g, w, tolerance in zip(manifest.signature.outputs, got, want, tolerances, strict=True)
+        for spec, g, w, tolerance in zip(signature.outputs, got, want, tolerances, strict=True)
     )
     return RunVerdict(inputs=feeds.origin, dims=feeds.dims, outputs=outputs)
 

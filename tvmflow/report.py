@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 
 from tvmflow import bench, config, report_audit
+from tvmflow.artifact import CONSTANTS
 from tvmflow.findings import Attribution, Bisection
-from tvmflow.manifest import Manifest, Signature, TensorSpec, Verdict
+from tvmflow.manifest import Bundle, Described, Manifest, Signature, TargetInfo, TensorSpec, Verdict
 
 
-def compiled(manifest: Manifest) -> RenderableType:
+def compiled(manifest: Manifest | Bundle) -> RenderableType:
     """What `compile` ends with: what was built, how long each stage took, what is left to know."""
+    if isinstance(manifest, Bundle):
+        return Group(_bundle_overview(manifest), _buckets(manifest), _padding(manifest), _stages(manifest),
+                     *_worst(manifest), *_notes(manifest))  # fmt: skip
     return Group(_overview(manifest), _stages(manifest), verdict(manifest.verdict), *_findings(manifest),
                  *_notes(manifest))  # fmt: skip
 
 
-def inspected(manifest: Manifest) -> RenderableType:
+def inspected(manifest: Manifest | Bundle) -> RenderableType:
     """Everything a manifest holds."""
+    if isinstance(manifest, Bundle):
+        return Group(signature(manifest.signature), compiled(manifest))
     return Group(_overview(manifest), signature(manifest.signature), _kernels(manifest), _transforms(manifest),
                  _stages(manifest), verdict(manifest.verdict), *_findings(manifest), *_notes(manifest))  # fmt: skip
 
@@ -82,14 +88,17 @@ def bisection(noun: Bisection) -> RenderableType:
     return Group(*([checks] if noun.checks else []), *([kernels] if kernels.row_count else []), verdict_, *notes)
 
 
-def samples(measured: Sequence[bench.Samples], threads: int) -> RenderableType:
-    """Medians and how they compare with the last one, which is the baseline."""
-    table = _table("", "median", "samples", f"against {measured[-1].name}")
+def samples(measured: Mapping[str, Sequence[bench.Samples]], threads: int) -> RenderableType:
+    """Medians and how they compare with the last one, which is the baseline; by bucket, or under an empty name."""
+    last = next(iter(measured.values()))[-1].name
+    table = _table("bucket", "", "median", "samples", f"against {last}")
     table.title = f"{threads} threads each, in turns"
-    for item in measured:
-        table.add_row(item.name, f"{item.median_s * 1e3:.3f} ms", str(len(item.seconds)),
-                      f"{bench.ratio(item, measured[-1]):.2f} x its time")  # fmt: skip
-    warnings = [f"[yellow]may be unstable[/] {item.name}: {text}" for item in measured for text in item.warnings]
+    warnings = []
+    for bucket, items in measured.items():
+        for item in items:
+            table.add_row(bucket, item.name, f"{item.median_s * 1e3:.3f} ms", str(len(item.seconds)),
+                          f"{bench.ratio(item, items[-1]):.2f} x its time")  # fmt: skip
+            warnings += [f"[yellow]may be unstable[/] {bucket} {item.name}: {text}" for text in item.warnings]
     return Group(table, *warnings)
 
 
@@ -102,15 +111,76 @@ def pipeline(phases: dict[str, list[tuple[str, str]]]) -> RenderableType:
     return table
 
 
-def _overview(manifest: Manifest) -> Table:
-    target = manifest.target
+def _bundle_overview(bundle: Bundle) -> Table:
+    read = sum(bucket.weight_bytes for bucket in bundle.buckets)
+    libraries = sum(bucket.library_bytes for bucket in bundle.buckets)
+    weights = bundle.files[CONSTANTS].size_bytes
+    return _pairs({
+        "artifact": f"{bundle.name}: {len(bundle.buckets)} buckets, libraries {_bytes(libraries)}",
+        "weights": f"{_bytes(weights)} for all buckets together, which read {_bytes(read)} of them",
+        "target": _target(bundle.target),
+        "numerics": config.stated(bundle.config["numerics"]),
+        "peak memory": f"{_bytes(bundle.peak_rss_bytes)} while compiling",
+    })  # fmt: skip
+
+
+def _buckets(bundle: Bundle) -> Table:
+    table = _table("bucket", "kernels", "transposes", "library", "weights read", "buffers planned", "kernels of a run",
+                   "largest error")  # fmt: skip
+    for bucket in bundle.buckets:
+        origins = ", ".join(f"{count} {origin}" for origin, count in bucket.kernels.items())
+        taken = "" if bucket.kernel_seconds is None else f"{bucket.kernel_seconds * 1e3:.3f} ms"
+        runs = [run for run in bundle.verdict.runs if run.dims == bucket.dims] if bundle.verdict else []
+        errors = [out.max_error for run in runs for out in run.outputs if out.max_error is not None]
+        table.add_row(bucket.folder, origins, str(bucket.transposes), _bytes(bucket.library_bytes),
+                      _bytes(bucket.weight_bytes), _bytes(bucket.planned_bytes), taken,
+                      _figure(max(errors, default=None)))  # fmt: skip
+    return table
+
+
+def _padding(bundle: Bundle) -> Table:
+    table = _table("dimension", "", "why", "runs")
+    for dim, one in bundle.padding.items():
+        does = {"independent": "[green]padded, split[/]", "masked": "[green]padded[/]"}.get(one.kind)
+        if does is None:
+            does = "[yellow]padded, as allowed[/]" if one.allowed else "[yellow]only the buckets' sizes[/]"
+        table.add_row(dim, does, one.reason, str(one.runs))
+    return table
+
+
+def _worst(bundle: Bundle) -> list[str]:
+    """One line per verdict: how many runs, how many of them wrong, the largest error."""
+    if bundle.verdict is None:
+        return ["[yellow]not verified[/]"]
+    lines = []
+    for noun in filter(None, (bundle.verdict, bundle.agreement)):
+        outputs = [out for run in noun.runs for out in run.outputs]
+        wrong = sum(not out.ok for out in outputs)
+        state = f"[red]{wrong} WRONG[/]" if wrong else "[green]ok[/]"
+        error = _figure(max((out.max_error for out in outputs if out.max_error is not None), default=None))
+        lines.append(f"{state} {len(noun.runs)} runs against {noun.reference}, largest error {error}")
+        lines += [f"[yellow]note[/] {note}" for note in noun.notes]
+    return lines
+
+
+def _target(target: TargetInfo) -> str:
     where = f"{target.mcpu}, {target.mtriple}" + (f", {target.arch}" if target.arch else "")
+    return f"{target.kind} ({where}), {target.threads} threads"
+
+
+def _pairs(rows: Mapping[str, str]) -> Table:
+    table = Table(show_header=False, box=None, padding=(0, 1))
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def _overview(manifest: Manifest) -> Table:
     origins = Counter(kernel.origin for kernel in manifest.kernels)
     transforms = manifest.layout.transforms
-    table = Table(show_header=False, box=None, padding=(0, 1))
-    rows = {
+    return _pairs({
         "library": f"{manifest.name}: " + ", ".join(f"{n} {_bytes(f.size_bytes)}" for n, f in manifest.files.items()),
-        "target": f"{target.kind} ({where}), {target.threads} threads",
+        "target": _target(manifest.target),
         "numerics": config.stated(manifest.config["numerics"]),
         "kernels": f"{len(manifest.kernels)}: " + ", ".join(f"{count} {origin}" for origin, count in origins.items()),
         "layout": f"{manifest.layout.choice} ({manifest.layout.reason}); {len(transforms)} transposes left, "
@@ -119,13 +189,10 @@ def _overview(manifest: Manifest) -> Table:
                    f"{_bytes(manifest.planned_bytes)} planned",
         "peak memory": f"{_bytes(manifest.peak_rss_bytes)} while compiling",
         "audit": report_audit.line(manifest, manifest.audit) if manifest.audit else "none",
-    }  # fmt: skip
-    for name, value in rows.items():
-        table.add_row(name, value)
-    return table
+    })  # fmt: skip
 
 
-def _stages(manifest: Manifest) -> Table:
+def _stages(manifest: Described) -> Table:
     table = _table("stage", "seconds")
     for stage in manifest.stages:
         if not stage.name.startswith("graph: "):
@@ -152,7 +219,7 @@ def _findings(manifest: Manifest) -> list[RenderableType]:
     return report_audit.first_findings(manifest.audit) if manifest.audit else []
 
 
-def _notes(manifest: Manifest) -> list[str]:
+def _notes(manifest: Described) -> list[str]:
     return [f"[yellow]note[/] {note}" for note in manifest.notes]
 
 

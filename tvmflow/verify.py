@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,11 +40,21 @@ def candidates(signature: Signature, section: VerifySection, seed: int) -> Itera
     Floats are standard normal, booleans even, integers uniform over the config's range, else over the range that the
     model implies, else over one of TRIED_RANGES; a range in the config holds for every dtype.
     """
-    ranges = TRIED_RANGES if any(_is_open(spec, section) for spec in signature.inputs) else TRIED_RANGES[:1]
-    for dims, fallback in itertools.product(_sizes(signature, section, seed), ranges):
-        rng = np.random.default_rng(seed)
-        inputs = {spec.name: _draw(spec, section, dims, rng, fallback) for spec in signature.inputs}
-        yield Feeds(inputs, dims, f"seed {seed}")
+    for dims, fallback in itertools.product(_sizes(signature, section, seed), open_ranges(signature, section)):
+        yield drawn(signature, section, dims, seed, fallback)
+
+
+def drawn(signature: Signature, section: VerifySection, dims: Mapping[str, int], seed: int, fallback: tuple[int, int]
+          ) -> Feeds:  # fmt: skip
+    """Inputs of given sizes for one seed; `fallback` is the range of integers that neither config nor model limits."""
+    rng = np.random.default_rng(seed)
+    inputs = {spec.name: _draw(spec, section, dims, rng, fallback) for spec in signature.inputs}
+    return Feeds(inputs, dict(dims), f"seed {seed}")
+
+
+def open_ranges(signature: Signature, section: VerifySection) -> Sequence[tuple[int, int]]:
+    """The ranges to try for integers that neither config nor model limits, the most telling first."""
+    return TRIED_RANGES if any(_is_open(spec, section) for spec in signature.inputs) else TRIED_RANGES[:1]
 
 
 def tolerance(name: str, want: np.ndarray, section: VerifySection, narrowest: str) -> tuple[float, float]:

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import importlib.util
 import itertools
+import math
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -54,7 +55,7 @@ class Machine:
     def _memory(self, like: np.ndarray) -> tuple[np.ndarray | None, Any]:
         if self._device.dlpack_device_type() == CUDA:
             return None, _empty(like.shape, str(like.dtype), self._device)
-        array = _aligned(like)
+        array = aligned(like.shape, like.dtype)
         return array, tvm_ffi.from_dlpack(array)
 
 
@@ -104,15 +105,39 @@ def lasting_threads() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(host.cores(), "tvmflow")
 
 
-def constant(file: Path, entry: Constant, on_gpu: bool) -> Any:
-    """One weight: on the CPU the mapped file itself, on a GPU a copy of it."""
-    dtype = np.dtype(np.uint16) if entry.dtype == "bfloat16" else np.dtype(entry.dtype)
-    tensor = tvm_ffi.from_dlpack(np.memmap(file, dtype, mode="c", offset=entry.offset, shape=entry.shape))
-    if entry.dtype == "bfloat16":
-        tensor = _view(tensor, "bfloat16")
-    if not on_gpu:
-        return tensor
-    return _copied_to(tvm_ffi.device("cuda", 0), tensor)
+class Weights:
+    """The weights in a file: on the CPU the mapped file itself, on a GPU a copy of each. Equal ones are one tensor."""
+
+    def __init__(self, file: Path, on_gpu: bool) -> None:
+        self._bytes = np.memmap(file, np.uint8, mode="c") if file.stat().st_size else np.zeros(0, np.uint8)
+        self._on_gpu = on_gpu
+        self._tensors: dict[Constant, Any] = {}
+
+    def tensor(self, entry: Constant) -> Any:
+        if entry not in self._tensors:
+            self._tensors[entry] = self._read(entry)
+        return self._tensors[entry]
+
+    def _read(self, entry: Constant) -> Any:
+        dtype = np.dtype(np.uint16) if entry.dtype == "bfloat16" else np.dtype(entry.dtype)
+        size = math.prod(entry.shape) * dtype.itemsize
+        array = self._bytes[entry.offset : entry.offset + size].view(dtype).reshape(entry.shape)
+        tensor = to_tensor(array)
+        if entry.dtype == "bfloat16":
+            tensor = _view(tensor, "bfloat16")
+        return to_device(tensor, CUDA if self._on_gpu else CPU)
+
+
+def to_tensor(array: np.ndarray) -> Any:
+    """The array's memory itself as a tensor on the CPU."""
+    if str(array.dtype) == "bfloat16":
+        return _view(tvm_ffi.from_dlpack(array.view(np.uint16)), "bfloat16")
+    return tvm_ffi.from_dlpack(array)
+
+
+def to_device(tensor: Any, device: int) -> Any:
+    """The tensor itself on the CPU, a copy of it on a GPU."""
+    return _copied_to(tvm_ffi.device("cuda", 0), tensor) if device == CUDA else tensor
 
 
 def clone(tensor: Any) -> Any:
@@ -166,8 +191,9 @@ def _view(tensor: Any, dtype: str) -> Any:
     return _function("runtime.TVMTensorCreateView")(tensor, tvm_ffi.Shape(tensor.shape), tvm_ffi.dtype(dtype), 0)
 
 
-def _aligned(like: np.ndarray) -> np.ndarray:
+def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Memory for such an array, at a boundary that the kernels expect."""
-    memory = np.empty(like.nbytes + ALIGNMENT, np.uint8)
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % ALIGNMENT
-    return memory[start : start + like.nbytes].view(like.dtype).reshape(like.shape)
+    return memory[start : start + size].view(dtype).reshape(shape)

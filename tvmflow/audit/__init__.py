@@ -81,12 +81,16 @@ def check_numerics(audit: Audit) -> None:
                             breaches[0].action)  # fmt: skip
 
 
-def check(audit: Audit) -> None:
-    """Raises AuditError where there is a fault."""
-    if audit.faults:
-        count = len(audit.faults)
-        raise AuditError(f"the audit found {count} fault{'s' if count > 1 else ''}:{_lines(audit.faults)}",
-                         audit.faults[0].action)  # fmt: skip
+def check(audits: Mapping[str, Audit]) -> None:
+    """Raises AuditError where there is a fault; audits are by bucket, or one under an empty name."""
+    faults = [
+        fault.model_copy(update={"place": f"{name}: {fault.place}" if name else fault.place})
+        for name, audit in audits.items()
+        for fault in audit.faults
+    ]
+    if faults:
+        count = len(faults)
+        raise AuditError(f"the audit found {count} fault{'s' if count > 1 else ''}:{_lines(faults)}", faults[0].action)
 
 
 def _lines(found: Sequence[Finding]) -> str:

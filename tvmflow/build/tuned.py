@@ -10,7 +10,7 @@ import tvm
 from tvmflow import tasks
 from tvmflow.config import NumericsSection
 from tvmflow.database import Match, Reading
-from tvmflow.kernels import tf32
+from tvmflow.kernels import default, repacking, tf32
 from tvmflow.kernels.default import GFLOPS_ATTR, KEY_ATTR, RULE_ATTR
 from tvmflow.kernels.user import USER_ATTR
 from tvmflow.target import Target
@@ -25,10 +25,14 @@ class Applied:
 
 
 def apply(prepared: tvm.IRModule, reading: Reading, target: Target, numerics: NumericsSection,
-          cpu_features: Collection[str]) -> Applied:  # fmt: skip
-    """Replays the record of each kernel that has one. A record that no longer applies costs itself alone."""
+          cpu_features: Collection[str], shared_layouts: bool = False) -> Applied:  # fmt: skip
+    """Replays the record of each kernel that has one. A record that no longer applies costs itself alone.
+
+    With `shared_layouts` a record is left aside if it wants weights in another layout than the default schedule.
+    """
     functions = dict(prepared.functions.items())
     notes = [str(fault) for fault in reading.faults]
+    set_aside = 0
     for var, function in prepared.functions.items():
         if not tasks.is_tunable(function):
             continue
@@ -46,6 +50,9 @@ def apply(prepared: tvm.IRModule, reading: Reading, target: Target, numerics: Nu
         if schedule is None:
             notes.append(f"{var.name_hint}: record {found.record.key[:12]} no longer applies and was skipped")
             continue
+        if shared_layouts and repacking.layouts(schedule.mod["main"]) != _default_layouts(mod):
+            set_aside += 1
+            continue
         if not tasks.kept_its_tiles(schedule, found.record.trace):
             notes.append(f"{var.name_hint}: record {found.record.key[:12]} was made for another shape, its tiles were "
                          "changed to fit")  # fmt: skip
@@ -58,4 +65,12 @@ def apply(prepared: tvm.IRModule, reading: Reading, target: Target, numerics: Nu
         if USER_ATTR in function.attrs:
             attrs[USER_ATTR] = function.attrs[USER_ATTR]
         functions[var] = schedule.mod["main"].without_attr("global_symbol").with_attrs(attrs)
+    if set_aside:
+        notes.append(f"{set_aside} records want weights in another layout than the other buckets and were left aside; "
+                     "shapes.one_layout = false uses them, with copies of those weights")  # fmt: skip
     return Applied(tvm.IRModule(functions, attrs=prepared.attrs), tuple(notes))
+
+
+def _default_layouts(mod: tvm.IRModule) -> frozenset[tuple[int, int]]:
+    schedule, _ = default.schedule_of(mod)
+    return repacking.layouts(schedule.mod["main"])

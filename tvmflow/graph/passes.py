@@ -59,7 +59,7 @@ def kernel_steps(cfg: Config, on_replaced: OnReplaced) -> tuple[Step, ...]:
     kind = cfg.target.kind
     return (
         *user_steps(cfg.kernels, on_replaced), *winograd_steps(kind, cfg.numerics.winograd),
-        *fuse_steps(kind, cfg.graph.prepack),
+        *fuse_steps(kind, bool(cfg.graph.prepack)),
     )  # fmt: skip
 
 

@@ -1,0 +1,162 @@
+"""Runs an artifact with buckets against the reference, and sees what padding does to its values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tvmflow import artifact, inputs, npz, process, proof, verify
+from tvmflow.bucket_children import Observed, drawn_for_padding, padded_to
+from tvmflow.buckets import Chooser, size_of
+from tvmflow.config import Config
+from tvmflow.errors import InputError, VerifyError
+from tvmflow.manifest import Bundle, RunVerdict, Verdict
+from tvmflow.verify import Feeds
+
+RANDOM_SIZES = 12  # requests of random sizes, against the reference
+
+
+@dataclass(frozen=True)
+class Exact:
+    """Every bucket on its own sizes: verdicts, per bucket some inputs that the model accepts, the reference's name.
+
+    `fallback` is the range of integers that neither config nor model limits.
+    """
+
+    runs: tuple[RunVerdict, ...]
+    feeds: tuple[Feeds, ...]
+    reference: str
+    fallback: tuple[int, int]
+
+
+def exact(cfg: Config, folder: Path, bundle: Bundle, on_event: proof.OnEvent) -> Exact:
+    """Runs every bucket on its own sizes, once per seed, and compares with the reference."""
+    on_event("running the reference")
+    ranges, seeds = verify.open_ranges(bundle.signature, cfg.verify), cfg.verify.seeds
+    rows = [
+        [verify.drawn(bundle.signature, cfg.verify, bucket.dims, seed, fallback)
+         for bucket in bundle.buckets for seed in seeds]
+        for fallback in ranges
+    ]  # fmt: skip
+    truth = proof.first_accepted(cfg, rows)
+    on_event("running the buckets")
+    got = proof.run(folder, bundle, [f.inputs for f in truth.feeds], None, VerifyError)
+    runs = [_compared(cfg, folder, bundle, f, g, w) for f, g, w in zip(truth.feeds, got, truth.want, strict=True)]
+    fallback = next(limits for limits, row in zip(ranges, rows, strict=True) if row is truth.feeds)
+    return Exact(tuple(runs), tuple(truth.feeds[:: len(seeds)]), truth.name, fallback)
+
+
+def observed(cfg: Config, folder: Path, bundle: Bundle, fallback: tuple[int, int], on_event: proof.OnEvent) -> Bundle:
+    """The bundle with what padding does within each bucket, and how far the same rows agree between buckets."""
+    on_event("padding the buckets")
+    seen, _ = process.call("tvmflow.bucket_children:observe", cfg, folder, fallback, what="padding the buckets",
+                           error=VerifyError, env=proof.RUN_ENV)  # fmt: skip
+    found: Observed = seen
+    runs = [_compared(cfg, folder, bundle, f, g, found.smallest) for f, g in found.elsewhere]
+    smallest = ", ".join(f"{dim} = {size}" for dim, size in bundle.buckets[0].dims.items())
+    agreement = Verdict(ok=all(out.ok for run in runs for out in run.outputs), reference=f"the bucket {smallest}",
+                        notes=(), runs=tuple(runs))  # fmt: skip
+    return bundle.model_copy(update={"padding": found.padding, "agreement": agreement})
+
+
+def verdict(cfg: Config, folder: Path, bundle: Bundle, found: Exact) -> Verdict:
+    """The verdict on every bucket's own sizes and on requests that are padded and split."""
+    runs = (*found.runs, *requests(cfg, folder, bundle, found.fallback))
+    return Verdict(ok=all(out.ok for run in runs for out in run.outputs), reference=found.reference, notes=(),
+                   runs=runs)  # fmt: skip
+
+
+def requests(cfg: Config, folder: Path, bundle: Bundle, fallback: tuple[int, int]) -> tuple[RunVerdict, ...]:
+    """Runs requests of random sizes as a user would, and those under [verify] inputs, and compares with the reference.
+
+    Where a dimension is padded although that changes values, the reference gets the padded inputs.
+    """
+    chosen = [*_random(cfg, bundle, fallback), *_given(cfg, bundle)]
+    if not chosen:
+        return ()
+    truth = proof.first_accepted(cfg, [[_of_reference(bundle, feeds) for feeds in chosen]])
+    got = proof.run(folder, bundle, [feeds.inputs for feeds in chosen], None, VerifyError)
+    return tuple(
+        _compared(cfg, folder, bundle, feeds, g, _cut(bundle, feeds.dims, w))
+        for feeds, g, w in zip(chosen, got, truth.want, strict=True)
+    )
+
+
+def _compared(cfg: Config, folder: Path, bundle: Bundle, feeds: Feeds, got: list[np.ndarray], want: list[np.ndarray]
+              ) -> RunVerdict:  # fmt: skip
+    narrowest = artifact.read_manifest(folder / bundle.buckets[0].folder).narrowest_float
+    return proof.compared(cfg, bundle.signature, narrowest, feeds, got, want)
+
+
+def _random(cfg: Config, bundle: Bundle, fallback: tuple[int, int]) -> Iterator[Feeds]:
+    """Requests that some buckets serve: nothing but ones, the largest, one more than that, and random sizes."""
+    rng = np.random.default_rng(0)
+    held = {dim: sorted({bucket.dims[dim] for bucket in bundle.buckets}) for dim in bundle.buckets[0].dims}
+    rows = [dict.fromkeys(held, 1), {dim: sizes[-1] for dim, sizes in held.items()},
+            {dim: sizes[-1] + 1 for dim, sizes in held.items()}]  # fmt: skip
+    for dim in held:  # each alone above the largest
+        rows.append({d: s[-1] + (d == dim) for d, s in held.items()})
+    rows += [{dim: int(rng.integers(1, sizes[-1] + 2)) for dim, sizes in held.items()} for _ in range(RANDOM_SIZES)]
+    rows += [{dim: int(rng.choice(sizes)) if not _may_pad(bundle, dim) else int(rng.integers(1, sizes[-1] + 1))
+              for dim, sizes in held.items()} for _ in range(RANDOM_SIZES)]  # fmt: skip
+    exact = [bucket.dims for bucket in bundle.buckets]
+    unique = {tuple(row.values()): row for row in rows if row not in exact}.values()
+    served = [row for row in unique if _is_served(bundle, row)]
+    for seed, row in enumerate(served):
+        inputs = drawn_for_padding(bundle, cfg.verify, row, seed, fallback)
+        yield Feeds(inputs, row, f"seed {seed}")
+
+
+def _given(cfg: Config, bundle: Bundle) -> Iterator[Feeds]:
+    if cfg.verify.inputs is not None:
+        arrays = npz.read(cfg.verify.inputs)
+        inputs.check(bundle.signature, arrays)
+        sizes = {size: arrays[spec.name].shape[axis] for spec in bundle.signature.inputs
+                 for axis, size in enumerate(spec.shape) if isinstance(size, str)}  # fmt: skip
+        yield Feeds(arrays, sizes, cfg.verify.inputs.name)
+
+
+def _is_served(bundle: Bundle, sizes: Mapping[str, int]) -> bool:
+    try:
+        pieces = _chooser(bundle).pieces(sizes)
+    except InputError:
+        return False
+    # Where values depend on the bucket's size, a request in pieces has no one reference.
+    return len(pieces) == 1 or not _mixing(bundle)
+
+
+def _of_reference(bundle: Bundle, feeds: Feeds) -> Feeds:
+    """What the reference gets for a request: itself, padded along the dimensions where that changes values."""
+    mixing = _mixing(bundle)
+    if not mixing:
+        return feeds
+    (piece,) = _chooser(bundle).pieces(feeds.dims)
+    held = bundle.buckets[piece.bucket].dims
+    sizes = {dim: held[dim] if dim in mixing else size for dim, size in feeds.dims.items()}
+    padded = {spec.name: padded_to(spec, feeds.inputs[spec.name], sizes, bundle.pad.get(spec.name, 0))
+              for spec in bundle.signature.inputs}  # fmt: skip
+    return Feeds(padded, sizes, feeds.origin)
+
+
+def _cut(bundle: Bundle, sizes: Mapping[str, int], outputs: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Outputs of padded inputs cut to what a request's sizes ask for."""
+    return [
+        output[tuple(slice(size_of(size)(sizes)) for size in spec.shape)]
+        for spec, output in zip(bundle.signature.outputs, outputs, strict=True)
+    ]
+
+
+def _mixing(bundle: Bundle) -> list[str]:
+    """The dimensions that are padded although it changes values."""
+    return [dim for dim, one in bundle.padding.items() if one.allowed and one.kind in ("mixes", "unproven")]
+
+
+def _may_pad(bundle: Bundle, dim: str) -> bool:
+    return _chooser(bundle).may_pad(dim)
+
+
+def _chooser(bundle: Bundle) -> Chooser:
+    return Chooser([bucket.dims for bucket in bundle.buckets], bundle.padding)
