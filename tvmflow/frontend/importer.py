@@ -6,26 +6,27 @@ the branch, and hands symbolic shapes to converters that take tensors. This subc
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import tvm
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
+from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
 from tvm import relax, tirx
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, onnx_input
 
 from tvmflow.errors import UnsupportedError
-from tvmflow.frontend import ops
+from tvmflow.frontend import ops, shape_values
 from tvmflow.frontend.functions import opset_of
 from tvmflow.frontend.onnx_graph import describe, operator_key, outer_uses
 from tvmflow.frontend.onnx_shapes import Shape
+from tvmflow.frontend.shape_values import Operands, ShapeValue
+from tvmflow.frontend.sizes import SizeArithmetic
 
-# Their converters can compute on shapes (relax.ShapeExpr) and sizes (integer expressions) as on tensors.
-SHAPE_OPERATORS = frozenset({
-    "Reshape", "Resize", "ConstantOfShape", "Gather", "Slice", "Shape", "Expand", "Concat", "Equal", "Where",
-    "Squeeze", "Unsqueeze", "Range", "Identity",
-})
-SIZE_OPERATORS = frozenset({"Add", "Sub", "Mul", "Div"})
+# Operator -> the inputs that its converter takes as a relax.ShapeExpr where their values are known as expressions.
+SHAPE_INPUTS: Mapping[str, Set[int]] = {
+    "Reshape": {1}, "Expand": {1}, "ConstantOfShape": {0}, "Resize": {3}, "Slice": {1, 2}, "Tile": {1}, "Split": {1},
+    "Pad": {1},
+}
 SEQUENCE_OPERATORS = frozenset({
     "Optional", "OptionalGetElement", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert",
     "ConcatFromSequence", "SplitToSequence",
@@ -43,7 +44,7 @@ def import_model(model: ModelProto, shapes: Mapping[str, Shape], dtypes: Mapping
     sizes = {name: [symbols[dim] if isinstance(dim, str) else dim for dim in shape] for name, shape in shapes.items()}
     params = {name: relax.Var(name, relax.TensorType(sizes[name], dtypes[name])) for name in shapes}
     branches = relax.BlockBuilder()
-    main = Importer(params, list(symbols.values()), opset_of(model), branches).function(model.graph)
+    main = Importer(params, list(symbols.values()), opset_of(model), branches, SizeArithmetic()).function(model.graph)
     mod = branches.get()
     mod["main"] = main.with_attr("global_symbol", "main")
     return relax.transform.ConvertToDataflow(min_size=1)(mod)
@@ -53,16 +54,17 @@ class Importer(ONNXGraphImporter):  # type: ignore[misc] # TVM carries no types
     """TVM's importer with a loop of our own over the nodes of a graph.
 
     `given` are the values that the graph reads from outside, `symbols` the sizes it may mention; the functions of
-    branches are added to `branches`.
+    branches are added to `branches`. Values that are known as expressions of sizes are kept as ShapeValue.
     """
 
-    def __init__(self, given: Mapping[str, relax.Expr], symbols: Sequence[tirx.Var], opset: int,
-                 branches: relax.BlockBuilder) -> None:
+    def __init__(self, given: Mapping[str, relax.Expr | ShapeValue], symbols: Sequence[tirx.Var], opset: int,
+                 branches: relax.BlockBuilder, sizes: SizeArithmetic) -> None:
         super().__init__({}, {}, keep_params_in_input=False, sanitize=False)
         self.opset = opset
         self._given = dict(given)
         self._symbols = symbols
         self._branches = branches
+        self._sizes = sizes
         self._converters = ops.convert_map()
 
     def function(self, graph: GraphProto) -> relax.Function:
@@ -98,13 +100,17 @@ class Importer(ONNXGraphImporter):  # type: ignore[misc] # TVM carries no types
             self._nodes[value.name] = self._tensor(self._nodes[value.name])
 
     def _convert(self, node: NodeProto) -> list[Any]:
-        """The values of a node's outputs, by its converter."""
-        inputs = onnx_input(self._nodes[name] if name else None for name in node.input)
-        if node.op_type == "Range" and not node.domain and all(_is_integer(value) for value in inputs):
-            return [self._range(*inputs)]
-        if not _stays_symbolic(node, inputs):
-            inputs = onnx_input(self._tensor(value) for value in inputs)
+        """The values of a node's outputs: by its converter, unless they are known as expressions of sizes."""
+        values = [self._nodes[name] if name else None for name in node.input]
         attributes = self._parse_attr(node.attribute)
+        known = None if node.domain else self._known(node.op_type, values, attributes)
+        if known is not None:
+            return [known]
+        if node.op_type == "Range" and not node.domain and (positions := self._range(values)) is not None:
+            return [positions]
+        as_shape = SHAPE_INPUTS.get(node.op_type, set()) if not node.domain else set()
+        inputs = onnx_input(value.as_shape() if i in as_shape and isinstance(value, ShapeValue) else self._tensor(value)
+                            for i, value in enumerate(values))
         attributes["tvm_custom"] = {"name": node.name, "num_outputs": len(node.output)}
         converter = self._converters[operator_key(node)]
         result = converter.get_converter(self.opset)(self.bb, inputs, attributes, [self._nodes, self._params])
@@ -115,10 +121,32 @@ class Importer(ONNXGraphImporter):  # type: ignore[misc] # TVM carries no types
             raise ValueError(f"it has {len(node.output)} outputs, and the converter gives {len(results)}")
         return results
 
-    def _range(self, *limits: Any) -> relax.Var:
+    def _known(self, op_type: str, values: Sequence[Any], attributes: Mapping[str, Any]) -> Any | None:
+        """The output as a ShapeValue, or a constant, where it follows from sizes, else None."""
+        if op_type in ("Shape", "Size"):
+            shape = _shape_of(values[0])
+            if shape is None:
+                return None
+            of = shape_values.of_shape if op_type == "Shape" else shape_values.of_number
+            return _value(of(shape, attributes, self._sizes), "int64")
+        if not any(isinstance(value, ShapeValue) for value in values):
+            return None
+        elements = [None if value is None else shape_values.known(value) for value in values]
+        if any(known is None and value is not None for known, value in zip(elements, values, strict=True)):
+            return None
+        result = shape_values.evaluate(op_type, Operands(elements, attributes, self._sizes))
+        return None if result is None else _value(result, shape_values.result_dtype(op_type, values, attributes))
+
+    def _range(self, limits: Sequence[Any]) -> relax.Var | None:
         """A Range of sizes is as long as they say; TVM's converter would give it a length that equals nothing else."""
-        sizes = [value if _is_size(value) else int(value.value.numpy()) for value in limits]
-        return self.bb.emit(relax.op.arange(*sizes, dtype="int64"))
+        elements = [shape_values.known(limit) for limit in limits]
+        sizes = [known.item() for known in elements if known is not None and known.ndim == 0]
+        if len(sizes) < len(limits):
+            return None
+        start, limit, step = sizes
+        if isinstance(step, int) and step > 0:
+            limit = self._sizes.maximum(start, limit)
+        return self.bb.emit(relax.op.arange(start, limit, step, dtype=shape_values.dtype_of(limits[0])))
 
     def _fields(self, result: Any) -> list[Any]:
         if isinstance(result, relax.Tuple):
@@ -130,13 +158,14 @@ class Importer(ONNXGraphImporter):  # type: ignore[misc] # TVM carries no types
 
     def _bound(self, result: Any) -> Any:
         """A computation bound to a variable, so that all of its readers share it; anything else as it is."""
-        return self.bb.emit(result) if isinstance(result, relax.Call) and not _is_size(result) else result
+        if isinstance(result, relax.ShapeExpr):
+            return _value(shape_values.objects([self._sizes.simple(size) for size in result.values]), "int64")
+        return self.bb.emit(result) if isinstance(result, relax.Call) else result
 
     def _tensor(self, value: Any) -> Any:
-        """`value`, where it is a shape or a size, as the int64 tensor that it stands for."""
-        if _is_size(value):
-            size = self.bb.emit(relax.op.shape_to_tensor(relax.ShapeExpr([tirx.Cast("int64", value)])))
-            return self.bb.emit(relax.op.reshape(size, ()))
+        """`value`, where it is a shape, as the tensor that it stands for."""
+        if isinstance(value, ShapeValue):
+            return value.as_tensor(self.bb)
         if isinstance(value, relax.Expr) and isinstance(value.ty, relax.ShapeType):
             return self.bb.emit(relax.op.shape_to_tensor(value))
         return value
@@ -155,35 +184,31 @@ class Importer(ONNXGraphImporter):  # type: ignore[misc] # TVM carries no types
         inside = {used: self._nodes[used] for used in sorted(outer_uses(graph))}
         arguments = []
         for used, value in inside.items():
-            value = self._tensor(value) if _is_size(value) else value
+            if isinstance(value, ShapeValue) and not value.mentions_only(self._symbols):
+                value = self._tensor(value)
             if isinstance(value, relax.Var):
                 inside[used] = relax.Var(used, value.ty)
                 arguments.append(value)
         if self._symbols:
             inside["sizes"] = relax.Var("sizes", relax.ShapeType(self._symbols))
             arguments.append(relax.ShapeExpr(self._symbols))
-        function = Importer(inside, self._symbols, self.opset, self._branches).function(graph)
+        function = Importer(inside, self._symbols, self.opset, self._branches, self._sizes).function(graph)
         return relax.Call(self._branches.add_func(relax.utils.copy_with_new_vars(function), name), arguments)
 
 
-def _stays_symbolic(node: NodeProto, inputs: Sequence[Any]) -> bool:
-    """Whether the converter may see shapes and sizes: those of SIZE_OPERATORS only together with constants."""
-    if node.op_type in SIZE_OPERATORS:
-        return all(_is_size(value) or isinstance(value, tvm.ir.GenericConst) for value in inputs)
-    if node.op_type == "Cast":
-        return any(attribute.name == "to" and attribute.i == TensorProto.INT64 for attribute in node.attribute)
-    return node.op_type in SHAPE_OPERATORS
+def _value(elements: Any, dtype: str) -> Any:
+    value = ShapeValue(elements, dtype)
+    constant = value.as_constant()
+    return value if constant is None else constant
 
 
-def _is_integer(value: Any) -> bool:
-    """A size, or an int64 constant of one element."""
-    if isinstance(value, tvm.ir.GenericConst):
-        return str(value.ty.dtype) == "int64" and value.value.numpy().ndim == 0
-    return _is_size(value)
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, tvm.ir.Expr) and bool(tvm.ir.is_prim_expr(value))
+def _shape_of(value: Any) -> Sequence[Any] | None:
+    """The axes of a value, None where they depend on data."""
+    if isinstance(value, ShapeValue):
+        return list(value.elements.shape)
+    if not isinstance(value.ty, relax.TensorType) or not isinstance(value.ty.shape, relax.ShapeExpr):
+        return None
+    return [*value.ty.shape.values]
 
 
 def _first_line(exc: BaseException) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,7 +10,7 @@ import onnx
 import onnx_ir
 import tvm
 from onnx import ModelProto, TensorProto
-from tvm import relax, tirx
+from tvm import relax
 
 from tvmflow import config
 from tvmflow.errors import ConfigError, ModelError, UnsupportedError
@@ -31,6 +30,7 @@ from tvmflow.frontend.onnx_shapes import (
     without_weights,
 )
 from tvmflow.frontend.ranges import input_ranges
+from tvmflow.frontend.sizes import text as size_text
 from tvmflow.manifest import Signature, TensorSpec
 
 
@@ -128,14 +128,5 @@ def _output_spec(name: str, declared: str, ty: relax.Type, known: set[str]) -> T
                                "export the model again")
     if not isinstance(ty.shape, relax.ShapeExpr):
         return TensorSpec(name=name, dtype=dtype, shape=("?",) * ty.ndim)
-    return TensorSpec(name=name, dtype=dtype, shape=tuple(_size(dim, known) for dim in ty.shape.values))
+    return TensorSpec(name=name, dtype=dtype, shape=tuple(size_text(dim, known) for dim in ty.shape.values))
 
-
-def _size(dim: tirx.PrimExpr, known: set[str]) -> int | str:
-    """A size, a dimension's name, an expression of names in brackets, or "?" where only run time knows."""
-    if isinstance(dim, tirx.IntImm):
-        return int(dim.value)
-    names = {var.name for var in tirx.analysis.undefined_vars(dim)}
-    if not names <= known:
-        return "?"
-    return str(dim) if isinstance(dim, tirx.Var) else "(" + re.sub(r"T\.int64\((-?\d+)\)", r"\1", str(dim)) + ")"

@@ -14,12 +14,8 @@ REDUCTIONS = {"none": "update", "add": "add", "mul": "mul", "min": "min", "max":
 
 
 def _gather(node: Node) -> Any:
-    data, indices = node.inputs[0], node.constant(1)
-    axis, values = node.axis(node.integer("axis", 0)), node.constant(0)
+    axis, values, indices = node.axis(node.integer("axis", 0)), node.constant(0), node.constant(1)
     picked = in_range(node, 1, node.dims()[axis])
-    if isinstance(data, relax.ShapeExpr) and indices is not None and indices.ndim <= 1:
-        chosen = [data.values[int(i)] for i in np.atleast_1d(indices)]
-        return relax.ShapeExpr(chosen) if indices.ndim else relax.prim_value(chosen[0])
     if values is not None and indices is not None and values.size <= 1 << 20:
         return relax.const(np.take(values, indices, axis=axis), node.dtype())
     return node.op.take(node.x, picked, axis)

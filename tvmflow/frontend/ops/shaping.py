@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from tvm import relax, tirx
 
 from tvmflow.frontend.ops.guard import require
 from tvmflow.frontend.ops.node import FLOATS, Converters, Node, numpy_dtype, scalar
+from tvmflow.frontend.sizes import SizeArithmetic, is_size
 
 INT_MAX = (2**31 - 1, 2**63 - 1)
 PAD_MODES = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}
@@ -132,7 +134,7 @@ def _expand(node: Node) -> Any:
         target: list[Any] = list(value.values) if wanted is None else wanted.tolist()
         rank = max(len(dims), len(target))
         dims, target = [1] * (rank - len(dims)) + dims, [1] * (rank - len(target)) + target
-        shape = [d if _is(t, 1) or _is(t, -1) else t for d, t in zip(dims, target, strict=True)]
+        shape = [d if is_size(t, 1) or is_size(t, -1) else t for d, t in zip(dims, target, strict=True)]
         for d, s in zip(dims, shape, strict=True):
             if isinstance(d, int) and isinstance(s, int) and d != s and d != 1:
                 raise node.refuse(f"shape {node.dims()} does not broadcast to {target}", "correct the model")
@@ -147,14 +149,14 @@ def _expand(node: Node) -> Any:
     return op.broadcast_to(node.x, run_time_shape(node, shape_tensor, rank, "expanded"))
 
 
-def _is(dim: Any, value: int) -> bool:
-    return isinstance(dim, int | tirx.IntImm) and int(dim) == value
-
-
 def _reshape(node: Node) -> Any:
-    """Run-time shapes: a 0 copies the input's axis, a -1 takes what is left."""
-    if node.constant(1) is not None or isinstance(node.inputs[1], relax.ShapeExpr):
+    """A 0 copies the input's axis, a -1 takes what is left."""
+    wanted = node.constant(1)
+    if wanted is not None and (node.constant(0) is not None or all(isinstance(dim, int) for dim in node.dims())):
         return node.upstream()
+    if wanted is not None or isinstance(node.inputs[1], relax.ShapeExpr):
+        target = list(node.inputs[1].values) if wanted is None else wanted.tolist()
+        return node.op.reshape(node.x, _symbolic_target(node, target))
     op, dims, length, one = node.op, node.dims(), node.shape(1)[0], scalar(1, "int64")
     shape = node.tensor(1)
     if not node.integer("allowzero", 0):
@@ -166,6 +168,20 @@ def _reshape(node: Node) -> Any:
     shape = op.where(open_axis, op.floor_divide(total, rest), shape)
     require(node, op.equal(op.prod(shape, keepdims=True), total), "element_counts_agree")
     return op.reshape(node.x, run_time_shape(node, shape, length, "reshaped"))
+
+
+def _symbolic_target(node: Node, wanted: Sequence[Any]) -> relax.ShapeExpr:
+    sizes = SizeArithmetic()
+    dims, target = [sizes.axis(dim) for dim in node.dims()], [sizes.simple(size) for size in wanted]
+    if not node.integer("allowzero", 0):
+        target = [dims[axis] if is_size(size, 0) else size for axis, size in enumerate(target)]
+    open_axes = [axis for axis, size in enumerate(target) if is_size(size, -1)]
+    if len(open_axes) == 1:
+        rest = sizes.rest(dims, [size for size in target if not is_size(size, -1)])
+        if rest is None:
+            raise node.refuse(f"the -1 in {target} has no size", "correct the model")
+        target[open_axes[0]] = rest
+    return relax.ShapeExpr(target)
 
 
 def _tile(node: Node) -> Any:
