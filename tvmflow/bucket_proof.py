@@ -57,7 +57,7 @@ def observed(cfg: Config, folder: Path, bundle: Bundle, fallback: tuple[int, int
     found: Observed = seen
     runs = [_compared(cfg, folder, bundle, f, g, found.smallest) for f, g in found.elsewhere]
     smallest = ", ".join(f"{dim} = {size}" for dim, size in bundle.buckets[0].dims.items())
-    agreement = Verdict(ok=all(out.ok for run in runs for out in run.outputs), reference=f"the bucket {smallest}",
+    agreement = None if not runs else Verdict(ok=all(out.ok for run in runs for out in run.outputs), reference=f"the bucket {smallest}",
                         notes=(), runs=tuple(runs))  # fmt: skip
     return bundle.model_copy(update={"padding": found.padding, "agreement": agreement})
 
