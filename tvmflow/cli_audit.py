@@ -7,8 +7,7 @@ from pathlib import Path
 import click
 
 from tvmflow import cli_options
-from tvmflow.cli_tables import progress, show_either
-from tvmflow.errors import OutputError
+from tvmflow.cli_tables import progress, show_either, write_text
 
 
 @click.command()
@@ -38,17 +37,7 @@ def audit(artifact: Path, timed: bool, model: Path | None, markdown: Path | None
     with progress("auditing"):
         found = flow.audit_artifact(artifact, timed, model)
     if markdown is not None:
-        _write(markdown, report_audit.markdown(found))
+        write_text("--markdown", markdown, report_audit.markdown(found))
     if as_json or markdown is None:
         show_either(report_audit.rendered(found), found.model_dump(mode="json"), as_json)
     audits.check(found)
-
-
-def _write(file: Path, text: str) -> None:
-    if str(file) == "-":
-        click.echo(text, nl=False)
-        return
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as exc:
-        raise OutputError(f"--markdown {file}: {exc.strerror}", "name a file in a folder that can be written") from None
