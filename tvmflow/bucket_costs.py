@@ -54,10 +54,11 @@ def estimated(cfg: Config, sizes: Sequence[Mapping[str, int]]) -> list[Work]:
         try:
             found.append(_work(static(cfg, one)))
         except TvmflowError as exc:
-            raise type(exc)(f"at {place}: {exc.message}", exc.hint, exc.details) from exc
+            hint = f"leave such sizes out of the trace, or {exc.hint}"
+            raise type(exc)(f"at {place}: {exc.message}", hint, exc.details) from exc
         except Exception as exc:
             raise CompileError(f"at {place}: TVM failed: {last_line(exc)[:300]}",
-                               "leave out sizes that the model does not take; --debug shows the whole trace"
+                               "leave such sizes out of the trace; --debug shows the whole trace"
                                ) from exc  # fmt: skip
     return found
 

@@ -46,7 +46,7 @@ def _histogram(axis: int, found: Found, x: float) -> Iterator[str]:
     sizes, counts, name = found.observed.sizes[:, axis], found.observed.counts, found.proposal.dims[axis]
     ends = sorted({bucket.sizes[axis] for bucket in found.proposal.buckets})
     edges = _edges(ends[-1])
-    shares = np.histogram(sizes, edges, weights=counts)[0] / counts.sum() * 100
+    shares = np.histogram(sizes - 0.5, edges, weights=counts)[0] / counts.sum() * 100
     panel = _Panel(x, ends[-1] * 1.02, float(shares.max()) * 1.1)
     for low, high, share in zip(edges[:-1], edges[1:], shares, strict=True):
         yield _rect(panel, (low, 0), (min(high, panel.right), share), f'fill="{SEEN}"')
@@ -62,7 +62,8 @@ def _map(found: Found, x: float) -> Iterator[str]:
     buckets = [bucket.sizes for bucket in found.proposal.buckets]
     across, up = (max(sizes) for sizes in zip(*buckets, strict=True))
     edges = [_edges(across), _edges(up)]
-    shares = np.histogram2d(observed.sizes[:, 0], observed.sizes[:, 1], bins=edges, weights=observed.counts)[0]
+    first, second = (observed.sizes - 0.5).T
+    shares = np.histogram2d(first, second, bins=edges, weights=observed.counts)[0]
     panel = _Panel(x, across * 1.05, up * 1.05)
     for i, j in zip(*np.nonzero(shares), strict=True):
         shade = 0.15 + 0.85 * float(np.sqrt(shares[i, j] / shares.max()))
@@ -93,9 +94,9 @@ def _curve(found: Found, x: float) -> Iterator[str]:
 
 
 def _edges(largest: int) -> np.ndarray:
-    """Edges of bins for the sizes from 1 to `largest`, of whole sizes each."""
+    """Edges of bins for the sizes from 1 to `largest`; a bin holds the sizes above its lower edge up to its upper."""
     width = -(-largest // BINS)
-    return np.arange(0, largest + width, width) + 0.5
+    return np.arange(0, largest + width, width)
 
 
 def _labels(panel: _Panel, ends: Sequence[int]) -> Iterator[str]:

@@ -20,7 +20,8 @@ from tvmflow.observed import Observed
 CANDIDATES = 2048  # sizes tried with one dimension: exact programming takes their square
 CORNERS = 4096  # combinations of sizes tried with several dimensions
 EXHAUSTIVE = 2000  # as many sets of buckets are simply all tried
-STARTS = 4  # random ones of the local search, beside those with a reason
+STARTS = 1 << 15  # random ones of the local search times buckets times combinations: what there is time for
+EXCHANGE = 1e-6  # of the time: what an exchange must save
 SizeFunction: TypeAlias = Callable[[np.ndarray], np.ndarray]  # int (n, dims) -> float64 (n,)
 
 
@@ -259,9 +260,10 @@ def _searched(grid: _Grid, products: list[np.ndarray]) -> list[np.ndarray]:
             found.append(_exhausted(grid, count))
         else:
             grown = _grown(grid, found[-1], count)
-            random = [rng.choice(len(grid.sizes) - 1, count - 1, replace=False) for _ in range(STARTS)]
+            random = [rng.choice(len(grid.sizes) - 1, count - 1, replace=False)
+                      for _ in range(STARTS // (count * len(grid.sizes)))]
             starts = [grown, _grown(grid, products[count - 1], count),
-                      *(np.append(one, len(grid.sizes) - 1) for one in random)]  # fmt: skip
+                      *(np.append(one, len(grid.sizes) - 1) for one in random)]
             found.append(min((_swapped(grid, one) for one in starts), key=lambda one: _expected(grid, one)))
     return found
 
@@ -282,19 +284,19 @@ def _grown(grid: _Grid, chosen: np.ndarray, count: int) -> np.ndarray:
 
 
 def _swapped(grid: _Grid, chosen: np.ndarray) -> np.ndarray:
-    """The set after the best exchange of one combination for another, again and again, until none helps."""
-    last, seconds = len(grid.sizes) - 1, _expected(grid, chosen)
-    while True:
-        trials = []
-        for out in chosen[chosen != last]:
-            rest = chosen[chosen != out]
-            changes = _changes(grid, rest)
-            taken = int(changes.argmin())
-            trials.append((_expected(grid, rest) + float(changes[taken]), int(out), taken))
-        if not trials or min(trials)[0] >= seconds * (1 - 1e-9):
-            return chosen
-        seconds, out, taken = min(trials)
-        chosen = np.append(chosen[chosen != out], taken)
+    """The set after each of its combinations in turn was exchanged for the best other one, until none helps."""
+    last, seconds, kept = len(grid.sizes) - 1, _expected(grid, chosen), 0
+    queue = [int(one) for one in chosen if one != last]
+    while kept < len(queue):
+        out = queue.pop(0)
+        rest = np.array([*queue, last])
+        changes = _changes(grid, rest)
+        taken, before = int(changes.argmin()), seconds
+        found = _expected(grid, rest) + float(changes[taken])
+        is_better = found < before * (1 - EXCHANGE)
+        queue.append(taken if is_better else out)
+        seconds, kept = (found, 0) if is_better else (before, kept + 1)
+    return np.array([*queue, last])
 
 
 def _changes(grid: _Grid, chosen: np.ndarray) -> np.ndarray:

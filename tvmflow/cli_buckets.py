@@ -17,7 +17,7 @@ from tvmflow.errors import UsageError
 @cli_options.model
 @click.option("--trace", type=click.Path(path_type=Path), required=True, metavar="CSV",
               help="Observed sizes: a column per open dimension, perhaps `count`, a line per request.")
-@click.option("--most", type=click.IntRange(1, 64), default=8, show_default=True, help="At most so many buckets.")
+@click.option("--most", type=click.IntRange(1, 32), default=8, show_default=True, help="At most so many buckets.")
 @click.option("--align", multiple=True, metavar="K|DIM=K", help="Only multiples of K, in all dimensions or in one.")
 @click.option("--measure", is_flag=True, help="Build libraries of some sizes and time them here, not estimate.")
 @click.option("--plot", type=click.Path(path_type=Path), metavar="SVG", help="Draw sizes, buckets and times.")
