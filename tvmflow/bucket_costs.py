@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from tvmflow import bench, frontend
-from tvmflow.config import Config
+from tvmflow.config import Config, ShapesSection
 from tvmflow.errors import CompileError, TvmflowError, last_line
 from tvmflow.process import emit
 
@@ -39,7 +39,7 @@ class Work:
 
 def static(cfg: Config, sizes: Mapping[str, int]) -> Config:
     """The config with sizes for open dimensions."""
-    return cfg.model_copy(update={"shapes": cfg.shapes.model_copy(update={"dims": {**cfg.shapes.dims, **sizes}})})
+    return cfg.model_copy(update={"shapes": ShapesSection(dims={**cfg.shapes.dims, **sizes})})
 
 
 def estimated(cfg: Config, sizes: Sequence[Mapping[str, int]]) -> list[Work]:

@@ -74,7 +74,7 @@ def _map(found: Found, x: float) -> Iterator[str]:
         place = panel.at(*sizes)
         yield f'<circle cx="{place[0]:.1f}" cy="{place[1]:.1f}" r="3.5" fill="{BUCKET}"/>'
         yield _text(place[0] - 5, place[1] - 5, "x".join(map(str, sizes)), f'text-anchor="end" fill="{BUCKET}"')
-    yield from _frame(panel, "requests (blue) and buckets (red)", *names)
+    yield from _frame(panel, "requests (blue) and buckets (red)", names[0], names[1], whole=True)
 
 
 def _curve(found: Found, x: float) -> Iterator[str]:
@@ -109,14 +109,14 @@ def _labels(panel: _Panel, ends: Sequence[int]) -> Iterator[str]:
             free = place[0] + 7 * len(str(end)) + 8
 
 
-def _frame(panel: _Panel, title: str, across: str, up: str) -> Iterator[str]:
-    """The panel's axes with round numbers, and what they show."""
+def _frame(panel: _Panel, title: str, across: str, up: str, whole: bool = False) -> Iterator[str]:
+    """The panel's axes with round numbers, upwards too where they are `whole` ones, and what they show."""
     yield _line(panel, (0, 0), (panel.right, 0), f'stroke="{FRAME}"')
     yield _line(panel, (0, 0), (0, panel.top), f'stroke="{FRAME}"')
-    for value in _round_numbers(panel.right):
+    for value in _round_numbers(panel.right, 1):
         place = panel.at(value, 0)
         yield _text(place[0], place[1] + 16, f"{value:g}", 'text-anchor="middle"')
-    for value in _round_numbers(panel.top):
+    for value in _round_numbers(panel.top, 1 if whole else 0):
         place = panel.at(0, value)
         yield _text(place[0] - 6, place[1] + 4, f"{value:g}", 'text-anchor="end"')
     middle = TOP + HEIGHT / 2
@@ -125,10 +125,12 @@ def _frame(panel: _Panel, title: str, across: str, up: str) -> Iterator[str]:
     yield _text(panel.x - 48, middle, up, f'text-anchor="middle" transform="rotate(-90 {panel.x - 48:g} {middle:g})"')
 
 
-def _round_numbers(largest: float) -> Iterator[float]:
+def _round_numbers(largest: float, least: float) -> Iterator[float]:
+    """Multiples of a round step, which is no smaller than `least`."""
     step = 10 ** np.floor(np.log10(largest))
     while largest / step < 4:
         step /= 2
+    step = max(step, least)
     for index in range(int(largest / step) + 1):
         yield index * step
 

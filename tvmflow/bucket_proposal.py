@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -13,11 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow import bucket_costs, bucketing, config, flow, frontend, observed, process, proof, size_costs
+from tvmflow import artifact, bucket_costs, bucketing, config, flow, frontend, observed, process, proof, size_costs
 from tvmflow.bucketing import Proposal
 from tvmflow.config import Config
 from tvmflow.errors import ArtifactError, ConfigError, UsageError
-from tvmflow.manifest import TensorSpec
 from tvmflow.observed import Observed
 
 
@@ -62,8 +60,7 @@ def propose(cfg: Config, request: Request, on_event: proof.OnEvent) -> Found:
     Raises InputError for a file that does not hold sizes of the model's open dimensions, ConfigError for a model that
     has none, UsageError for an alignment of what is no dimension, and what building or timing raises.
     """
-    signature, _ = flow.inspect_model(cfg)
-    specs = [spec for spec in signature.inputs if any(isinstance(size, str) for size in spec.shape)]
+    specs, _ = process.call("tvmflow.frontend:inputs", cfg, what="reading the model", torch=frontend.needs_torch(cfg))
     dims = tuple(dict.fromkeys(size for spec in specs for size in spec.shape if isinstance(size, str)))
     if not dims:
         raise ConfigError(f"{config.name(cfg)}: all sizes of its inputs are fixed, so that there is nothing to choose",
@@ -76,7 +73,7 @@ def propose(cfg: Config, request: Request, on_event: proof.OnEvent) -> Found:
     seconds, basis = (_measured if measured else _estimated)(cfg, dims, wanted, on_event)
     costs = size_costs.of_known(dict(zip(known, seconds, strict=False)))
     on_event("choosing buckets")
-    proposal = bucketing.propose(seen, align, costs.at, _elements(specs, dims), request.most)
+    proposal = bucketing.propose(seen, align, costs.at, request.most)
     checked = Check(check, seconds[-1], float(costs.at(np.array([check]))[0])) if check else None
     return Found(seen, proposal, dict(zip(wanted, seconds, strict=True)), checked, measured, basis)
 
@@ -109,17 +106,6 @@ def _align(given: Mapping[str, int], dims: Sequence[str]) -> tuple[int, ...]:
             raise UsageError(f"--align {name}={given[name]}: the model has no open dimension `{name}`",
                              f"it has: {', '.join(dims)}")  # fmt: skip
     return tuple(given.get(dim, given.get("", 1)) for dim in dims)
-
-
-def _elements(specs: Sequence[TensorSpec], dims: Sequence[str]) -> bucketing.SizeFunction:
-    """How many elements the inputs that have open dimensions hold together, by sizes."""
-
-    def elements(sizes: np.ndarray) -> np.ndarray:
-        columns = dict(zip(dims, sizes.T.astype(np.float64), strict=True))
-        axes = [[columns[size] if isinstance(size, str) else float(size) for size in spec.shape] for spec in specs]
-        return np.asarray(sum(math.prod(axis[1:], start=axis[0]) for axis in axes))
-
-    return elements
 
 
 Seconds = tuple[list[float], str]  # by size, and where they come from
@@ -155,9 +141,9 @@ def _timed(cfg: Config, on_event: Callable[[str], None], place: str) -> float:
     with tempfile.TemporaryDirectory(prefix="tvmflow-") as name, proof.cuda_env(cfg.target.kind) as env:
         folder = Path(name) / "library"
         on_event(f"compiling {place}")
-        manifest = flow.compile_model(unchecked, folder)
+        flow.compile_model(unchecked, folder)
         on_event(f"timing {place}")
-        feeds = proof.accepted(unchecked, manifest)
+        feeds = proof.accepted(unchecked, artifact.read_manifest(folder))
         seconds, _ = process.call("tvmflow.bucket_costs:timed", folder, feeds, what=f"timing {place}",
                                   error=ArtifactError, env=proof.RUN_ENV | env)  # fmt: skip
     return float(seconds)
