@@ -39,8 +39,7 @@ def audit(artifact: Path, timed: bool, model: Path | None, markdown: Path | None
     with progress("auditing"):
         found = flow.audit_artifact(artifact, timed, model)
     if markdown is not None:
-        write_text("--markdown", markdown, "
-".join(map(report_audit.markdown, found.values())))
+        write_text("--markdown", markdown, "\n".join(map(report_audit.markdown, found.values())))
     if as_json or markdown is None:
         plain = {name: one.model_dump(mode="json") for name, one in found.items()}
         show_either(Group(*map(report_audit.rendered, found.values())), plain.get("", {"buckets": plain}), as_json)
