@@ -15,7 +15,7 @@ from tvmflow.cli_tables import show_frame, show_rows
 from tvmflow.errors import DatabaseError, UsageError
 
 if TYPE_CHECKING:
-    from tvmflow.database import Fault, KeyParts, Record
+    from tvmflow.database import Comparison, Fault, KeyParts, Record
 
 
 @click.group()
@@ -83,6 +83,23 @@ def show(key: str, database: Path, as_json: bool, debug: bool) -> None:
 
 
 @db.command()
+@database
+@cli_options.as_json
+@cli_options.debug
+def comparisons(database: Path, as_json: bool, debug: bool) -> None:
+    """List the convolutions whose methods were compared: the direct kernel and Winograd's F(2x2, 3x3) and F(4x4, 3x3).
+
+    Medians are seconds of one run. "taken" is the method that builds on that target take: the fastest, but Winograd's
+    only where it saves 2 % of the direct kernel's time.
+    """
+    from tvmflow.database import Store, tables
+
+    reading = Store(database).read()
+    show_frame(tables.comparisons(reading.comparisons), as_json)
+    warn(reading.faults)
+
+
+@db.command()
 @click.argument("into", type=FOLDER)
 @click.argument("sources", nargs=-1, required=True, type=FOLDER)
 @cli_options.as_json
@@ -90,9 +107,9 @@ def show(key: str, database: Path, as_json: bool, debug: bool) -> None:
 def merge(into: Path, sources: tuple[Path, ...], as_json: bool, debug: bool) -> None:
     """Join databases: put the records of SOURCES into INTO, which is made if need be.
 
-    Of each key the record with the lower median time stays, whatever the order, and of each candidate in quarantine the
-    higher count. SOURCES stay as they are. Faulty lines are skipped and named, and the exit code is 15 then; every good
-    record was merged all the same.
+    Of each key the record with the lower median time stays, whatever the order, of each convolution the newer
+    comparison of its methods, and of each candidate in quarantine the higher count. SOURCES stay as they are. Faulty
+    lines are skipped and named, and the exit code is 15 then; every good record was merged all the same.
     """
     import pandas as pd
 
@@ -103,6 +120,7 @@ def merge(into: Path, sources: tuple[Path, ...], as_json: bool, debug: bool) -> 
     readings = [(source, Store(source).read(), Store(source).accused()) for source in sources]
     for source, reading, accused in readings:
         added = Store(into).add(reading.records)
+        Store(into).add_comparisons(reading.comparisons)
         Store(into).add_accused(accused.by_folder)
         found = reading.faults + accused.faults
         faults += found
@@ -143,19 +161,25 @@ def diff(a: Path, b: Path, as_json: bool, debug: bool) -> None:
 def prune(database: Path, faulty: bool, dry_run: bool, as_json: bool, debug: bool, **conditions: Any) -> None:
     """Remove the records that meet all conditions given, and list them; without a condition none.
 
-    In either case the files are written anew in order: sorted, each key once, each record in its target's folder.
+    The same conditions remove comparisons of a convolution's methods, but --keep-keys none of them. In either case the
+    files are written anew in order: sorted, each key once, each record in its target's folder.
     Lines that hold no record stay unless --faulty is given: a newer tvmflow may have written them.
     """
-    from tvmflow.database import Store, tables
+    from tvmflow.database import Comparison, Record, Store, tables
     from tvmflow.database.selection import select
 
     chosen = select(**conditions)
     store = Store(database)
     if dry_run:
-        removed = tuple(record for record in store.read().records if chosen(record))
+        reading = store.read()
+        entries: tuple[Record | Comparison, ...] = (*reading.records, *reading.comparisons)
+        removed = tuple(entry for entry in entries if chosen(entry))
     else:
-        removed = store.prune(lambda record: not chosen(record), faulty)
-    show_frame(tables.records(removed), as_json)
+        removed = store.prune(lambda entry: not chosen(entry), faulty)
+    comparisons = [entry for entry in removed if isinstance(entry, Comparison)]
+    show_frame(tables.records(entry for entry in removed if isinstance(entry, Record)), as_json)
+    if comparisons:
+        click.echo(f"and {len(comparisons)} comparisons: {', '.join(one.key[:12] for one in comparisons)}", err=as_json)
 
 
 @db.command()

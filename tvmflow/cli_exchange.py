@@ -51,8 +51,10 @@ def verify(database: Path, config_file: Path | None, no_replay: bool, as_json: b
     if as_json:
         click.echo(json.dumps([asdict(fault) | {"path": str(fault.path)} for fault in faults]))
     elif not faults:
-        count = len(store.read().records)
-        click.echo(f"{database}: {f'{count} records, no faults' if count else 'no records'}")
+        reading = store.read()
+        counts = {"records": len(reading.records), "comparisons": len(reading.comparisons)}
+        found = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+        click.echo(f"{database}: {f'{found}, no faults' if found else 'no records'}")
     fail_on(faults)
 
 

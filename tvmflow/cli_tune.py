@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,7 +15,10 @@ from tvmflow import cli_options
 from tvmflow.errors import UsageError
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from tvmflow.tuning.session import Progress
+    from tvmflow.tuning_children import Compared
 
 
 @click.command()
@@ -41,15 +44,21 @@ def tasks(as_json: bool, debug: bool, **model: Any) -> None:
 @click.option("--seed", type=click.IntRange(min=0), help="Of everything random in the search.")
 @click.option("--tasks", "pattern", default="*", metavar="PATTERN", help="Only tasks so named, e.g. '*conv2d*'.")
 @click.option("--shard", default="1/1", metavar="I/N", help="Only the I-th of N parts of the tasks of all MODELs.")
+@click.option("--only", type=click.Choice(["winograd"]), help="No search: compare the methods of convolutions, anew.")
 @cli_options.as_json
 @cli_options.debug
-def tune(models: tuple[str, ...], pattern: str, shard: str, as_json: bool, debug: bool, **options: Any) -> None:
+def tune(
+    models: tuple[str, ...], pattern: str, shard: str, only: str | None, as_json: bool, debug: bool, **options: Any
+) -> None:
     """Search faster schedules for the kernels of MODEL and keep them in [tuning] database.
 
     The machine should do nothing else meanwhile. Ctrl-C loses at most the batch in progress; the same command goes on
     where it stopped. `compile` builds from the records.
 
     When the search ends, each kernel's best schedules are measured inside the whole model, beside the default one.
+    Then the direct kernel of each 3 x 3 convolution on a CPU is compared with Winograd's, of either tile size, where
+    that is not known yet; `compile` takes the fastest. Not after a part of the tasks: --only winograd does that later.
+
     Several MODELs share one session; kernels that they have in common are tuned once. With --shard, machines or CI jobs
     that are given the same MODELs each tune their part, without talking to each other, each into a database of its own:
 
@@ -57,15 +66,25 @@ def tune(models: tuple[str, ...], pattern: str, shard: str, as_json: bool, debug
       tvmflow tune configs/*.toml --set tuning.database=part2 --shard 2/8
       tvmflow db merge tuning_db part1 part2 ...
     """
-    from tvmflow import flow
+    from tvmflow import cli_tables, flow
 
     named = {name: options.pop(name) for name in ("trials_per_task", "minutes", "seed")}
     tuning = {name: value for name, value in named.items() if value is not None}
+    what = flow.Selection(pattern, _shard(shard))
+    if only and what != flow.Selection():
+        raise UsageError("--only winograd: it searches no tasks, of which --tasks and --shard would be a part",
+                         "leave them out")  # fmt: skip
     cfgs = [cli_options.config_of(model, **options, tuning=tuning) for model in models]
+    if only:
+        with cli_tables.progress("comparing methods") as on_step:
+            compared = flow.compare_methods(cfgs, True, on_step)
+        cli_tables.show_frame(_methods(compared), as_json)
+        return
     with _progress(cfgs[0].tuning.minutes * 60) as on_event:
-        done = flow.tune(cfgs, flow.Selection(pattern, _shard(shard)), on_event)
+        done = flow.tune(cfgs, what, on_event)
     if as_json:
-        click.echo(json.dumps(asdict(done)))
+        compared = json.loads(_methods(done.compared).to_json(orient="records", double_precision=15))
+        click.echo(json.dumps({**asdict(replace(done, compared=[])), "compared": compared}))
         return
     click.echo(f"{done.tasks} tasks, {done.trials} trials: the kernels together are {done.gain:.2f} times as fast "
                "as at the start")  # fmt: skip
@@ -73,6 +92,16 @@ def tune(models: tuple[str, ...], pattern: str, shard: str, as_json: bool, debug
         click.echo(f"{name}: the kernels of a run take {settled.kept_s * 1e3:.3f} ms in the model, "
                    f"{settled.default_s * 1e3:.3f} ms with default schedules; there another than the first was "
                    f"fastest for {settled.changed} tasks")  # fmt: skip
+    if done.compared:
+        cli_tables.show_frame(_methods(done.compared), False)
+
+
+def _methods(compared: Sequence[Compared]) -> pd.DataFrame:
+    """One row per convolution: its kernel, the median seconds of each method, the one taken, and that by rule."""
+    from tvmflow.database import tables
+
+    frame = tables.comparisons(one.comparison for one in compared)
+    return frame.drop(columns=["key", "target", "machine"]).assign(**{"by rule": [one.by_rule for one in compared]})
 
 
 def _shard(text: str) -> tuple[int, int]:

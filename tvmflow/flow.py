@@ -36,6 +36,7 @@ from tvmflow.errors import ArtifactError, CompileError, ModelError, OutputError,
 from tvmflow.findings import Attribution, Bisection
 from tvmflow.manifest import Bundle, Described, Manifest, Signature, Stage, Verdict
 from tvmflow.step_search import Subject
+from tvmflow.tuning_children import Compared
 
 Feeds: TypeAlias = Mapping[str, np.ndarray]
 AnyManifest = TypeVar("AnyManifest", Manifest, Bundle)
@@ -65,12 +66,14 @@ class Selection:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a session did: tasks, trials, how many times as fast all kernels together became, and that in each model."""
+    """What a session did: tasks, trials, how many times as fast all kernels together became, and that in each model;
+    and what it knows of the methods of each convolution."""
 
     tasks: int
     trials: int
     gain: float
     settled: dict[str, in_model.Settled]
+    compared: list[Compared]
 
 
 def compile_model(cfg: Config, out: Path, options: Options = DEFAULTS) -> Manifest | Bundle:
@@ -205,10 +208,11 @@ def tasks(cfg: Config) -> list[dict[str, Any]]:
 
 
 def tune(cfgs: Sequence[Config], what: Selection, on_event: Callable[[Any], None]) -> Tuned:
-    """Tunes the tasks of some configs, all into one database, then settles the winners inside the whole models.
+    """Tunes the tasks of some configs, all into one database, then settles the winners inside the whole models, and
+    compares the methods of their convolutions.
 
     `on_event` gets a line of text, or a tuning.session.Progress after each batch. Only a session that has all tasks of
-    its models settles them there, and only on this machine's CPU; after a part, `db merge` joins what the parts found.
+    its models does the latter two, settling only on this machine's CPU; after a part, `db merge` joins what was found.
     Of a config with buckets, each bucket is a model of its own.
     """
     progress: list[Any] = []
@@ -217,11 +221,7 @@ def tune(cfgs: Sequence[Config], what: Selection, on_event: Callable[[Any], None
         progress.append(event)
         on_event(event)
 
-    models = {
-        " ".join(filter(None, (config.name(cfg), bundling.folder_name(sizes)))): one
-        for cfg in cfgs
-        for one, sizes in zip(config.per_bucket(cfg), cfg.shapes.bucket_sizes() or ({},), strict=True)
-    }
+    models = _per_bucket(cfgs)
     with proof.cuda_env(cfgs[0].target.kind) as env:
         found, _ = process.call(
             "tvmflow.tuning_children:tune", list(models.values()), what.pattern, what.shard, what="tuning",
@@ -234,7 +234,31 @@ def tune(cfgs: Sequence[Config], what: Selection, on_event: Callable[[Any], None
             on_event(f"measuring the winners inside {name}")
             records = {one.key: one.records for one in found}
             settled[name] = in_model.settle(cfg, records, lambda c, folder: _build(c, folder, DEFAULTS))
-    return Tuned(last.tasks if last else 0, last.trials if last else 0, last.gain if last else 1.0, settled)
+    compared = compare_methods(cfgs, False, on_event) if what == Selection() else []
+    return Tuned(last.tasks if last else 0, last.trials if last else 0, last.gain if last else 1.0, settled, compared)
+
+
+def compare_methods(cfgs: Sequence[Config], again: bool, on_event: Callable[[Any], None]) -> list[Compared]:
+    """Measures by which method the convolutions of some configs are fastest on a CPU, all into one database.
+
+    What is known already stays unless `again`, or the direct kernel has another record now. Returns all of it.
+    """
+    served = [cfg for cfg in cfgs if cfg.target.kind == "llvm" and cfg.numerics.winograd != "off"]
+    if not served:
+        return []
+    models = list(_per_bucket(served).values())
+    found, _ = process.call("tvmflow.tuning_children:compare_methods", models, again, what="comparing methods",
+                            on_event=on_event, torch=frontend.needs_torch(*served))  # fmt: skip
+    return list(found)
+
+
+def _per_bucket(cfgs: Sequence[Config]) -> dict[str, Config]:
+    """The models of some configs by name: each bucket is one of its own."""
+    return {
+        " ".join(filter(None, (config.name(cfg), bundling.folder_name(sizes)))): one
+        for cfg in cfgs
+        for one, sizes in zip(config.per_bucket(cfg), cfg.shapes.bucket_sizes() or ({},), strict=True)
+    }
 
 
 def passes(cfg: Config) -> dict[str, list[tuple[str, str]]]:

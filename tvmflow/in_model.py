@@ -17,7 +17,7 @@ import numpy as np
 
 from tvmflow import process, proof
 from tvmflow.config import Config
-from tvmflow.database import Record, Store
+from tvmflow.database import Comparison, Record, Store
 from tvmflow.errors import ArtifactError, BudgetError
 from tvmflow.manifest import Kernel, Manifest
 
@@ -48,14 +48,15 @@ def settle(cfg: Config, found: Mapping[str, Sequence[Record]], build: Build) -> 
     """
     assert cfg.tuning.database is not None
     store = Store(cfg.tuning.database)
-    stored = {record.key: record for record in store.read().records}
+    reading = store.read()
+    stored, comparisons = reading.by_key, reading.comparisons
     others = [record for key, record in stored.items() if key not in found]
     ranks = max(len(records) for records in found.values())
     times: list[dict[str, float]] = []
     feeds: Mapping[str, np.ndarray] | None = None
     for rank in range(ranks):
         chosen = [records[min(rank, len(records) - 1)] for records in found.values()]
-        with _built(cfg, [*others, *chosen], build) as (folder, manifest):
+        with _built(cfg, [*others, *chosen], comparisons, build) as (folder, manifest):
             feeds = proof.accepted(cfg, manifest) if feeds is None else feeds
             (taken,) = kernel_seconds((folder, feeds))
             times.append(_by_key(manifest, taken))
@@ -136,12 +137,15 @@ def _tune_command(cfg: Config, source: str) -> str:
 
 
 @contextlib.contextmanager
-def _built(cfg: Config, records: Sequence[Record], build: Build) -> Iterator[tuple[Path, Manifest]]:
-    """The model built from these records alone."""
+def _built(
+    cfg: Config, records: Sequence[Record], comparisons: Sequence[Comparison], build: Build
+) -> Iterator[tuple[Path, Manifest]]:
+    """The model built from these records and comparisons alone."""
     with tempfile.TemporaryDirectory(prefix="tvmflow-") as name:
         database, folder = Path(name) / "db", Path(name) / "library"
         folder.mkdir()
         Store(database).add(records)
+        Store(database).add_comparisons(comparisons)
         tuning = cfg.tuning.model_copy(update={"database": database})
         yield folder, build(cfg.model_copy(update={"tuning": tuning}), folder)
 

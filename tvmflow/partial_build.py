@@ -134,10 +134,11 @@ def _graph_steps(
     cfg: Config, layout: str, on_replaced: OnReplaced = lambda replacement: None
 ) -> tuple[Step, ...]:
     from tvmflow.graph import passes
+    from tvmflow.prepare import measured
 
     return (
         *passes.opening_steps(cfg), *passes.simplify_steps(), *(passes.layout_steps() if layout == "nhwc" else ()),
-        *passes.kernel_steps(cfg, on_replaced),
+        *passes.kernel_steps(cfg, on_replaced, measured(cfg)),
     )  # fmt: skip
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tvmflow.graph.layouts import LayoutChoice
     from tvmflow.graph.passes import AfterStep
     from tvmflow.graph.replacement import OnReplaced
+    from tvmflow.kernels.winograd import Measured, Shape
     from tvmflow.target import Target
 
 
@@ -65,9 +66,38 @@ def prepare(
     from tvmflow.graph import layouts, passes
 
     opened = passes.run(model.mod, passes.opening_steps(cfg), after)
-    choice = layouts.choose(opened, cfg.graph.layout, cfg.numerics.winograd == "auto", after)
+    known = measured(cfg)
+    choice = layouts.choose(opened, cfg.graph.layout, known if cfg.numerics.winograd == "auto" else None, after)
     layouts.check_budget(choice.transforms, cfg.graph.max_layout_transforms)
-    return passes.run(choice.mod, passes.kernel_steps(cfg, on_replaced), after), choice
+    return passes.run(choice.mod, passes.kernel_steps(cfg, on_replaced, known), after), choice
+
+
+def measured(cfg: Config) -> Measured:
+    """By which method convolutions were measured to be fastest, as the config's tuning database has it for its target.
+
+    A comparison serves the same builds as a record would. Raises DatabaseError where the folder is no database.
+    """
+    from tvmflow import tasks
+    from tvmflow.database import Store
+    from tvmflow.database.comparison import EDGES
+    from tvmflow.database.lookup import serving
+    from tvmflow.host import host_features
+    from tvmflow.kernels.winograd import unmeasured
+
+    database = cfg.tuning.database
+    if cfg.target.kind != "llvm" or cfg.numerics.winograd == "off" or database is None or not database.exists():
+        return unmeasured
+    known = Store(database).comparisons()
+    if not known:
+        return unmeasured
+    target, features = setting(cfg).target, host_features()
+
+    def edge(shape: Shape) -> int | None:
+        parts = tasks.key_parts(tasks.convolution_of(shape).workload, target, cfg.numerics)
+        found = serving(known, parts, features)
+        return EDGES[found.taken] if found is not None else None
+
+    return edge
 
 
 def _detected_arch(cfg: Config) -> str | None:

@@ -26,8 +26,10 @@ from tvm.s_tir.schedule import ScheduleError, Trace
 from tvm.tirx import FloatImm, IntImm, PrimFunc
 
 from tvmflow.config import NumericsSection
+from tvmflow.database.comparison import Convolution
 from tvmflow.database.keys import KeyParts
 from tvmflow.kernels import repacking, tf32
+from tvmflow.kernels.winograd import Shape
 from tvmflow.target import Target
 
 PREPARATION = 1  # raised whenever the graph stage or `canonical` changes what reaches tuning
@@ -85,6 +87,12 @@ def key_parts(workload: str, target: Target, numerics: NumericsSection) -> KeyPa
     }  # fmt: skip
     modes = numerics.model_dump(include={"fast_math", "tf32"})  # the others have one value, or choose among kernels
     return KeyParts(workload=workload, target=machine, numerics=modes, preparation=PREPARATION)
+
+
+def convolution_of(shape: Shape) -> Convolution:
+    """A shape as comparisons of its methods name it."""
+    return Convolution(batch=shape.batch, height=shape.height, width=shape.width, channels=shape.channels,
+                       filters=shape.filters, padding=shape.padding)  # fmt: skip
 
 
 def is_tunable(function: tvm.ir.BaseFunc) -> bool:

@@ -17,7 +17,8 @@ from tvmflow.errors import ConfigError, TargetError
 from tvmflow.process import emit
 
 if TYPE_CHECKING:
-    from tvmflow.database import Match, Miss, Record
+    from tvmflow.database import Comparison, Match, Miss, Record
+    from tvmflow.kernels.winograd import Shape
     from tvmflow.prepare import Setting
     from tvmflow.tasks import Task
     from tvmflow.tuning.measure import Measurer
@@ -29,6 +30,14 @@ class Found:
 
     key: str
     records: tuple[Record, ...]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """How long the methods of a convolution take, and the method that is taken where nothing was measured."""
+
+    comparison: Comparison
+    by_rule: str
 
 
 def tasks(cfg: Config) -> list[dict[str, Any]]:
@@ -69,6 +78,38 @@ def tune(cfgs: Sequence[Config], pattern: str, shard: tuple[int, int]) -> list[F
         session = Session(target, limits, measurer, store, emit, best)
         outcomes = session.tune(chosen, store.read().by_key)
     return [Found(one.task.key, one.records) for one in outcomes]
+
+
+def compare_methods(cfgs: Sequence[Config], again: bool) -> list[Compared]:
+    """Measures by which method each convolution of some configs is fastest, and keeps it in their database.
+
+    What is known already stays unless `again`, or its direct kernel has another record now. Returns all of it.
+    """
+    from tvmflow import methods
+    from tvmflow.database import Store
+
+    database = _database(cfgs)
+    _check_device(cfgs[0])
+    setting = _one_setting(cfgs)
+    store = Store(database)
+    store.create()
+    found = []
+    for cfg in cfgs:
+        emit("looking for convolutions")
+        found += [(cfg, one) for one in methods.rivals(cfg, frontend.load(cfg), setting)]
+    if not found:
+        return []
+    compared: dict[Shape, Compared] = {}
+    with _measurer(cfgs[0], setting) as measurer:
+        for number, (cfg, one) in enumerate(found):
+            emit(f"comparing methods: {one.shape}, {number + 1} of {len(found)}")
+            if one.shape in compared:
+                continue
+            comparison = methods.compare(one, cfg, setting, measurer, store.read(), again)
+            if comparison is not None:
+                store.add_comparisons([comparison])
+                compared[one.shape] = Compared(comparison, methods.by_rule(one.shape, setting))
+    return list(compared.values())
 
 
 def _database(cfgs: Sequence[Config]) -> Path:
@@ -131,10 +172,18 @@ def _extracted_all(cfgs: Sequence[Config]) -> tuple[tuple[Task, ...], Setting]:
     """The tasks of all configs, equal ones once, their calls added up; raises ConfigError for different targets."""
     from tvmflow import tasks
 
-    parts = [extracted(cfg) for cfg in cfgs]
-    if len({(setting.target, cfg.numerics) for (_, setting), cfg in zip(parts, cfgs, strict=True)}) > 1:
+    setting = _one_setting(cfgs)
+    return tasks.joined(task for cfg in cfgs for task in extracted(cfg)[0]), setting
+
+
+def _one_setting(cfgs: Sequence[Config]) -> Setting:
+    """The setting of all configs; raises ConfigError where they have different ones."""
+    from tvmflow.prepare import setting
+
+    settings = [setting(cfg) for cfg in cfgs]
+    if len({(one.target, cfg.numerics) for one, cfg in zip(settings, cfgs, strict=True)}) > 1:
         raise ConfigError("the configs have different [target] or [numerics]", "tune them one by one")
-    return tasks.joined(task for found, _ in parts for task in found), parts[0][1]
+    return settings[0]
 
 
 def _chosen(found: Sequence[Task], pattern: str, shard: tuple[int, int]) -> list[Task]:

@@ -125,9 +125,9 @@ def test_auto_takes_the_layout_whose_vectors_fill_registers(
     shape = (1, 16, size, size)
     mod = module(build, shape)
     with tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v4", "mtriple": "x86_64-linux-gnu"}):
-        taken = layouts.choose(mod, "auto", False, nothing)
+        taken = layouts.choose(mod, "auto", None, nothing)
     assert taken.layout == choice
-    kept, converted = (layouts.choose(mod, wanted, False, nothing) for wanted in ("keep", "nhwc"))
+    kept, converted = (layouts.choose(mod, wanted, None, nothing) for wanted in ("keep", "nhwc"))
     assert len(kept.transforms) == 0
     assert len(converted.transforms) > 0
     x = np.random.default_rng(5).standard_normal(shape).astype("f4")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from tvmflow.database.keys import KeyParts, difference
 from tvmflow.database.record import Record
@@ -15,6 +16,19 @@ from tvmflow.database.record import Record
 PORTABLE_LEVELS = ("x86-64-v4", "x86-64-v3", "x86-64-v2")
 """Highest first, which is the order in which they are tried."""
 CPU_NAMES = ("mcpu", "mattr", "features")  # what a portable record may differ in
+
+
+class Keyed(Protocol):
+    """What a database keeps under a key."""
+
+    @property
+    def key(self) -> str: ...
+
+    @property
+    def parts(self) -> KeyParts: ...
+
+
+Kept = TypeVar("Kept", bound=Keyed)
 
 
 @dataclass(frozen=True)
@@ -34,20 +48,25 @@ class Miss:
 
 
 def find(records: Mapping[str, Record], parts: KeyParts, cpu_features: Collection[str]) -> Match | Miss:
-    """The record that applies to `parts` among `records` by key.
-
-    `cpu_features` are what the CPU has, in the names of the targets' features. A build that does not use them all
-    gets no record that would need more than the build itself uses.
-    """
-    if parts.key in records:
-        return Match(records[parts.key], exact=True)
-    usable = parts.features & frozenset(cpu_features)
-    candidates = [record for record in records.values() if _serves(record.parts, parts, usable)]
-    if candidates:
-        best = min(candidates, key=lambda record: PORTABLE_LEVELS.index(str(record.parts.target["mcpu"])))
-        return Match(best, exact=False)
+    """The record that applies to `parts` among `records` by key, as `serving` finds it."""
+    found = serving(records, parts, cpu_features)
+    if found is not None:
+        return Match(found, exact=found.key == parts.key)
     near = nearest(records.values(), parts)
     return Miss(near, difference(parts, near.parts) if near else ())
+
+
+def serving(entries: Mapping[str, Kept], parts: KeyParts, cpu_features: Collection[str]) -> Kept | None:
+    """The entry that applies to `parts` among `entries` by key, None where none does.
+
+    `cpu_features` are what the CPU has, in the names of the targets' features. A build that does not use them all
+    gets no entry that would need more than the build itself uses.
+    """
+    if parts.key in entries:
+        return entries[parts.key]
+    usable = parts.features & frozenset(cpu_features)
+    candidates = [entry for entry in entries.values() if _serves(entry.parts, parts, usable)]
+    return min(candidates, key=lambda entry: PORTABLE_LEVELS.index(str(entry.parts.target["mcpu"])), default=None)
 
 
 def nearest(records: Iterable[Record], parts: KeyParts) -> Record | None:

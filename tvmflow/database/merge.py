@@ -1,4 +1,4 @@
-"""Merges two versions of a file of records, or of a quarantine, so that git never asks a person to.
+"""Merges two versions of a file of records, of comparisons or of a quarantine, so that git never asks a person to.
 
 Entries are merged by key, as git merges lines: who alone changed, added or removed one is followed; where both did,
 the better one stays. Lines that hold none cannot be merged and become a conflict.
@@ -16,8 +16,7 @@ from pathlib import Path
 
 from tvmflow.database import files
 from tvmflow.database.files import Entry, Form
-from tvmflow.database.quarantine import QUARANTINE
-from tvmflow.database.record import RECORDS
+from tvmflow.database.store import form_of
 from tvmflow.errors import DatabaseError
 
 DRIVER = "tvmflow-db"
@@ -51,16 +50,15 @@ def merge_files(base: Path, ours: Path, theirs: Path, name: str) -> tuple[files.
 
     Raises DatabaseError where a file is too large to be one of records; `ours` is untouched then.
     """
-    quarantine = Path(name).name == QUARANTINE.file_name
-    max_bytes = QUARANTINE.max_bytes if quarantine else RECORDS.max_bytes
+    form = form_of(Path(name))
     texts = []
     for path in (base, ours, theirs):
-        if path.stat().st_size > max_bytes:
-            raise DatabaseError(f"{name}: more than {max_bytes >> 20} MiB on one side, not merged",
+        if path.stat().st_size > form.max_bytes:
+            raise DatabaseError(f"{name}: more than {form.max_bytes >> 20} MiB on one side, not merged",
                                 "restore the damaged side from git's history")  # fmt: skip
         texts.append(path.read_bytes())
     was, mine, other = texts
-    merged = merge(was, mine, other, QUARANTINE) if quarantine else merge(was, mine, other, RECORDS)
+    merged = merge(was, mine, other, form)
     ours.write_bytes(merged.text)
     return merged.faults
 

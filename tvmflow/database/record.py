@@ -7,9 +7,9 @@ import binascii
 import re
 import statistics
 import zlib
-from typing import Annotated
+from typing import Annotated, TypeVar
 
-from pydantic import Field, JsonValue, SkipValidation, ValidationError, field_validator
+from pydantic import BaseModel, Field, JsonValue, SkipValidation, ValidationError, field_validator
 
 from tvmflow.database.files import Form, LineError, body_of
 from tvmflow.database.keys import KeyParts, Part, Text, canonical
@@ -19,6 +19,8 @@ MAX_WORKLOAD_BYTES = 16 << 20
 MAX_PLAIN_BYTES = 256 << 10  # of a line without its workload and trace
 
 Seconds = Annotated[float, Field(gt=0)]
+Timings = Annotated[tuple[Seconds, ...], Field(strict=False, min_length=1)]
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class Provenance(Part):
@@ -51,7 +53,7 @@ class Record(Part):
     """TVM's JSON of the workload, as `pack` makes it."""
     trace: Annotated[JsonValue, SkipValidation]  # node by node that takes longer than all the rest; `parse` checks it
     """MetaSchedule's trace as JSON; inert data until TVM replays it on the workload."""
-    timings_s: Annotated[tuple[Seconds, ...], Field(strict=False, min_length=1)]
+    timings_s: Timings
     """Seconds of one run each, as measured."""
     flop: float = Field(ge=0)
     """Floating point operations of one run."""
@@ -109,6 +111,14 @@ def to_line(record: Record) -> str:
 
 def parse(line: bytes) -> Record:
     """The record of a line; raises LineError for anything that is not exactly a record of this format version."""
+    body, key = keyed_body(line)
+    record = validated(Record, body, key)
+    check_key(record.parts, key)
+    return record
+
+
+def keyed_body(line: bytes) -> tuple[dict[str, object], str | None]:
+    """The fields of a line of this format version, and apart from them the key that it states; raises LineError."""
     body = body_of(line)
     stated = body.pop("key", None)
     key = stated if isinstance(stated, str) and re.fullmatch(r"[0-9a-f]{64}", stated) else None
@@ -116,19 +126,23 @@ def parse(line: bytes) -> Record:
     if type(version) is not int or version != FORMAT_VERSION:
         raise LineError(f"format version {str(version)[:20]}, this tvmflow reads {FORMAT_VERSION}",
                         "install the tvmflow that wrote it, or tune again", key)  # fmt: skip
-    record = _validated(body, key)
-    if record.key != stated:
-        raise LineError(f"the key does not fit its parts, which make {record.key[:12]}", key=key)
-    return record
+    return body, key
 
 
-def _validated(body: dict[str, object], key: str | None) -> Record:
+def check_key(parts: KeyParts, stated: str | None) -> None:
+    """Raises LineError where a line states another key than its parts make."""
+    if parts.key != stated:
+        raise LineError(f"the key does not fit its parts, which make {parts.key[:12]}", key=stated)
+
+
+def validated(kind: type[Model], body: dict[str, object], key: str | None) -> Model:
+    """The entry that the fields of a line make; raises LineError, with the line's key."""
     try:
         plain = {name: value for name, value in body.items() if name not in ("workload_json", "trace")}
         if len(canonical(plain)) > MAX_PLAIN_BYTES:
             raise LineError(f"more than {MAX_PLAIN_BYTES >> 10} KiB beside workload and trace", key=key)
         canonical(body.get("trace"))  # a number like 1e999 reads as infinity
-        return Record.model_validate(body)
+        return kind.model_validate(body)
     except ValidationError as exc:
         error = exc.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(str(step) for step in error["loc"])

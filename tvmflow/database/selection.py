@@ -8,6 +8,7 @@ from fnmatch import fnmatch
 
 from packaging.version import InvalidVersion, Version
 
+from tvmflow.database.comparison import Comparison
 from tvmflow.database.record import Record
 from tvmflow.database.store import folder_name
 from tvmflow.database.tables import COMPILER
@@ -17,19 +18,20 @@ from tvmflow.errors import UsageError
 def select(
     keys: tuple[str, ...] = (), keep_keys: Iterable[str] | None = None, tvm_before: str | None = None,
     before: datetime | None = None, target: str | None = None,
-) -> Callable[[Record], bool]:  # fmt: skip
-    """Whether a record meets all conditions that are given; without any, none does.
+) -> Callable[[Record | Comparison], bool]:  # fmt: skip
+    """Whether a record or comparison meets all conditions that are given; without any, none does.
 
-    `keys`: its key starts with one of these. `keep_keys`: its key is no line of these. `tvm_before`: it was tuned with
-    an older TVM, or nobody knows which. `before`: it was tuned before this day. `target`: its folder matches.
+    `keys`: its key starts with one of these. `keep_keys`: it is a record whose key is no line of these. `tvm_before`:
+    it was tuned with an older TVM, or nobody knows which. `before`: it was tuned before this day. `target`: its folder
+    matches.
     Raises UsageError for a version that is none.
     """
-    tests: list[Callable[[Record], bool]] = []
+    tests: list[Callable[[Record | Comparison], bool]] = []
     if keys:
         tests.append(lambda record: record.key.startswith(keys))
     if keep_keys is not None:
         kept = frozenset(line.strip() for line in keep_keys)
-        tests.append(lambda record: record.key not in kept)
+        tests.append(lambda record: isinstance(record, Record) and record.key not in kept)
     if tvm_before is not None:
         limit = _version(tvm_before)
         if limit is None:

@@ -1,9 +1,11 @@
 """The tuning database: a folder of text files that git can hold, that two people can change at once and merge.
 
     tuning_db/llvm-x86-64-v4-2t-precise-1a2b3c4d/records.jsonl
+                                                 comparisons.jsonl
                                                  quarantine.jsonl
 
-One folder per target and numerics mode, in it one line per workload, and one per candidate that killed its worker.
+One folder per target and numerics mode, in it one line per workload, one per convolution whose methods were compared,
+and one per candidate that killed its worker.
 Reading never fails for what a file holds: what is no record is a located fault. Writers take turns through a lock on
 the database's folder, and each file is replaced whole, so that it is valid at every moment.
 """
@@ -19,15 +21,16 @@ from pathlib import Path
 from typing import Any
 
 from tvmflow.database import files
+from tvmflow.database.comparison import COMPARISONS, Comparison
 from tvmflow.database.files import TIDY, Entry, Fault, Form, LineError, Page
 from tvmflow.database.keys import KeyParts, fingerprint
 from tvmflow.database.lock import locked
-from tvmflow.database.lookup import Match, Miss, find
+from tvmflow.database.lookup import Kept, Match, Miss, find
 from tvmflow.database.quarantine import CONVICTED, QUARANTINE, Accusation, accusation, charged
 from tvmflow.database.record import RECORDS, Record, parse, to_line
 from tvmflow.errors import DatabaseError
 
-FORMS: tuple[Form[Any], ...] = (RECORDS, QUARANTINE)
+FORMS: tuple[Form[Any], ...] = (RECORDS, COMPARISONS, QUARANTINE)
 
 Replay = Callable[[Sequence[Record]], Mapping[str, str]]
 """Applies the trace of each record to its workload; what is wrong, by key, for those where not all is well."""
@@ -35,10 +38,14 @@ Replay = Callable[[Sequence[Record]], Mapping[str, str]]
 
 @dataclass(frozen=True)
 class Reading:
-    """Everything a database holds: the best record per key, sorted by key, and every fault found on the way."""
+    """What a database holds: the best record per key, sorted by key, and every fault found on the way.
+
+    `comparisons` are the newest of each convolution, sorted by key; `faults` are of both.
+    """
 
     records: tuple[Record, ...]
     faults: tuple[Fault, ...]
+    comparisons: tuple[Comparison, ...] = ()
 
     @cached_property
     def by_key(self) -> dict[str, Record]:
@@ -82,9 +89,14 @@ class Store:
             pass
 
     def read(self) -> Reading:
-        """All records and faults. Raises DatabaseError where no folder is."""
+        """All records, comparisons and faults. Raises DatabaseError where no folder is."""
         self._check_there()
-        return _reading(self._pages(RECORDS))
+        return _reading(self._pages(RECORDS), self._pages(COMPARISONS))
+
+    def comparisons(self) -> dict[str, Comparison]:
+        """The newest comparison per key. Raises DatabaseError where no folder is; faults are in `read`."""
+        self._check_there()
+        return files.joined(COMPARISONS, (one for page in self._pages(COMPARISONS).values() for one in page.entries))
 
     def lookup(self, parts: KeyParts, cpu_features: Collection[str]) -> Match | Miss:
         """`read().lookup(...)`; who has many keys to look up reads once."""
@@ -107,6 +119,12 @@ class Store:
                 improved += [key for key in old if merged[key] != old[key]]
         return Added(tuple(sorted(new)), tuple(sorted(improved)))
 
+    def add_comparisons(self, comparisons: Iterable[Comparison]) -> None:
+        """Merges comparisons into the files; of each key the newer one stays. Raises DatabaseError like `add`."""
+        with locked(self.path):
+            for folder, group in _by_folder(comparisons).items():
+                self._merge(folder, COMPARISONS, group)
+
     def keep(self, record: Record) -> None:
         """`add` for one record."""
         self.add([record])
@@ -123,23 +141,31 @@ class Store:
             merged = files.joined(RECORDS, (*(one for one in page.entries if one != old), record))
             _write(path, RECORDS, merged.values(), page, page.faulty)
 
-    def prune(self, keep: Callable[[Record], bool], faulty: bool = False) -> tuple[Record, ...]:
-        """Removes the records that `keep` refuses, and with `faulty` the lines that hold none; returns the removed.
+    def prune(
+        self, keep: Callable[[Record | Comparison], bool], faulty: bool = False
+    ) -> tuple[Record | Comparison, ...]:
+        """Removes the records and comparisons that `keep` refuses, and with `faulty` the lines that hold none; returns
+        the removed.
 
-        What stays is written in order, each record in the folder of its target. A file that cannot be read as a
+        What stays is written in order, each in the folder of its target. A file that cannot be read as a
         whole stays as it is. Raises DatabaseError where no folder is or it cannot be written.
         """
         self._check_there()
         with locked(self.path):
-            pages = self._pages(RECORDS)
-            records = _reading(pages).records
-            removed = tuple(record for record in records if not keep(record))
-            gone = {record.key for record in removed}
-            groups = _by_folder(record for record in records if record.key not in gone)
-            for path in sorted({self.path / folder / RECORDS.file_name for folder in groups} | pages.keys()):
-                _tidy(path, RECORDS, pages.get(path, Page()), tuple(groups.get(path.parent.name, [])), faulty)
+            records = self._prune(RECORDS, keep, faulty)
+            comparisons = self._prune(COMPARISONS, keep, faulty)
             for path, page in self._pages(QUARANTINE).items():
                 _tidy(path, QUARANTINE, page, page.entries, faulty)
+        return (*records, *comparisons)
+
+    def _prune(self, form: Form[Kept], keep: Callable[[Kept], bool], faulty: bool) -> tuple[Kept, ...]:
+        pages = self._pages(form)
+        entries, _ = _gathered(form, pages)
+        removed = tuple(entry for entry in entries if not keep(entry))
+        gone = {entry.key for entry in removed}
+        groups = _by_folder(entry for entry in entries if entry.key not in gone)
+        for path in sorted({self.path / folder / form.file_name for folder in groups} | pages.keys()):
+            _tidy(path, form, pages.get(path, Page()), tuple(groups.get(path.parent.name, [])), faulty)
         return removed
 
     def quarantined(self, parts: KeyParts) -> frozenset[str]:
@@ -179,7 +205,7 @@ class Store:
         """Every fault: of the files and, with `replay`, of each record that it says something about."""
         self._check_there()
         pages = self._pages(RECORDS)
-        reading = _reading(pages)
+        reading = _reading(pages, self._pages(COMPARISONS))
         faults = reading.faults + self.accused().faults
         wrong = replay(reading.records) if replay is not None else {}
         return faults + tuple(
@@ -225,16 +251,27 @@ def folder_name(parts: KeyParts) -> str:
     return f"{readable}-{fingerprint({'target': parts.target, 'numerics': parts.numerics})[:8]}"
 
 
-def _reading(pages: dict[Path, Page[Record]]) -> Reading:
+def form_of(path: Path) -> Form[Any]:
+    """How a database's file of this name spells its entries; that of records where the name is none of them."""
+    return next((form for form in FORMS if form.file_name == path.name), RECORDS)
+
+
+def _reading(records: dict[Path, Page[Record]], comparisons: dict[Path, Page[Comparison]]) -> Reading:
+    (best, faults), (newest, others) = _gathered(RECORDS, records), _gathered(COMPARISONS, comparisons)
+    return Reading(best, faults + others, newest)
+
+
+def _gathered(form: Form[Kept], pages: dict[Path, Page[Kept]]) -> tuple[tuple[Kept, ...], tuple[Fault, ...]]:
+    """The entries of all files of one form, sorted by key, and their faults."""
     faults: list[Fault] = []
     for path, page in pages.items():
         faults += page.faults
-        astray = [record for record in page.entries if folder_name(record.parts) != path.parent.name]
+        astray = [entry for entry in page.entries if folder_name(entry.parts) != path.parent.name]
         if astray:
             what = f"{len(astray)} records of other targets, the first for {folder_name(astray[0].parts)}"
             faults.append(Fault(path, 0, astray[0].key, what, TIDY, skipped=False))
-    records = files.joined(RECORDS, (record for page in pages.values() for record in page.entries))
-    return Reading(tuple(records[key] for key in sorted(records)), tuple(faults))
+    found = files.joined(form, (entry for page in pages.values() for entry in page.entries))
+    return tuple(found[key] for key in sorted(found)), tuple(faults)
 
 
 def _place(pages: dict[Path, Page[Record]], record: Record) -> tuple[Path, int]:
@@ -250,10 +287,10 @@ def _may_be_beside(path: Path) -> bool:
     return path.name.startswith(".") or path.suffix == ".md"
 
 
-def _by_folder(records: Iterable[Record]) -> dict[str, list[Record]]:
-    groups: dict[str, list[Record]] = {}
-    for record in records:
-        groups.setdefault(folder_name(record.parts), []).append(record)
+def _by_folder(entries: Iterable[Kept]) -> dict[str, list[Kept]]:
+    groups: dict[str, list[Kept]] = {}
+    for entry in entries:
+        groups.setdefault(folder_name(entry.parts), []).append(entry)
     return groups
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
+from tvmflow.database.comparison import EDGES, Comparison
 from tvmflow.database.record import Record, to_line
 from tvmflow.database.store import folder_name
 
@@ -27,6 +28,23 @@ def records(rows: Iterable[Record]) -> pd.DataFrame:
         (r.key, r.name, folder_name(r.parts), r.gflops, r.median_s, len(r.timings_s), r.provenance.trials,
          len(to_line(r)) + 1, r.provenance.versions.get(COMPILER, "unknown"), r.provenance.date, r.provenance.machine)
         for r in rows
+    ]  # fmt: skip
+    return pd.DataFrame(values, columns=list(columns)).astype(columns)
+
+
+def comparisons(rows: Iterable[Comparison]) -> pd.DataFrame:
+    """One row per convolution whose methods were compared: key, name, target (its folder), the schedule of the
+    direct kernel, the median seconds of each method (none where it was not measured), the method that is taken,
+    date, machine."""  # fmt: skip
+    import pandas as pd
+
+    texts = ("key", "name", "target", "schedule")
+    columns = {**dict.fromkeys(texts, str), **dict.fromkeys((f"{method} s" for method in EDGES), float),
+               **dict.fromkeys(("taken", "date", "machine"), str)}  # fmt: skip
+    values = [
+        (one.key, one.name, folder_name(one.parts), one.direct,
+         *(one.medians_s.get(method) for method in EDGES), one.taken, one.provenance.date, one.provenance.machine)
+        for one in rows
     ]  # fmt: skip
     return pd.DataFrame(values, columns=list(columns)).astype(columns)
 

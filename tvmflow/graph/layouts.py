@@ -16,6 +16,7 @@ from tvmflow.graph.cancel import axes_of
 from tvmflow.graph.passes import AfterStep, has_convolution, layout_steps, run, simplify_steps
 from tvmflow.graph.winograd import plan_of
 from tvmflow.kernels.axes import Registers
+from tvmflow.kernels.winograd import Measured
 from tvmflow.manifest import LayoutTransform
 
 NOMINAL_DIM = 32  # what a symbolic axis counts for when bytes are compared
@@ -42,17 +43,18 @@ class LayoutChoice:
     before: tuple[LayoutTransform, ...] = ()
 
 
-def choose(mod: tvm.IRModule, wanted: str, by_winograd: bool, after: AfterStep) -> LayoutChoice:
+def choose(mod: tvm.IRModule, wanted: str, measured: Measured | None, after: AfterStep) -> LayoutChoice:
     """Simplifies `mod` and settles the layout of its convolutions; `wanted` is "auto", "keep" or "nhwc".
 
     "auto" takes the layout with which convolutions and transposes should take less time. On a CPU vectors go along
-    channels in NHWC and along the width otherwise, and fill their registers or not, and Winograd's method, if it is to
-    be used (`by_winograd`), wants NHWC. Raises what ConvertLayout raises when NHWC was asked for.
+    channels in NHWC and along the width otherwise, and fill their registers or not, and Winograd's method wants NHWC:
+    `measured` says for which convolutions it was measured to be fastest, None that it is not to be used. Raises what
+    ConvertLayout raises when NHWC was asked for.
     """
-    return replace(_chosen(mod, wanted, by_winograd, after), before=transforms_of(mod))
+    return replace(_chosen(mod, wanted, measured, after), before=transforms_of(mod))
 
 
-def _chosen(mod: tvm.IRModule, wanted: str, by_winograd: bool, after: AfterStep) -> LayoutChoice:
+def _chosen(mod: tvm.IRModule, wanted: str, measured: Measured | None, after: AfterStep) -> LayoutChoice:
     kept = run(mod, simplify_steps(), after)
     before = transforms_of(kept)
     if wanted == "keep" or not has_convolution(kept):
@@ -70,13 +72,13 @@ def _chosen(mod: tvm.IRModule, wanted: str, by_winograd: bool, after: AfterStep)
     nhwc = LayoutChoice("nhwc", "", converted, changed)
     keep = LayoutChoice("keep", "", kept, before)
     on_cpu = tvm.target.Target.current().kind.name == "llvm"
-    takes_less, figures = _by_time(nhwc, keep, by_winograd) if on_cpu else _by_bytes(nhwc, keep)
+    takes_less, figures = _by_time(nhwc, keep, measured) if on_cpu else _by_bytes(nhwc, keep)
     return replace(nhwc if takes_less else keep, reason=figures)
 
 
-def _by_time(nhwc: LayoutChoice, keep: LayoutChoice, by_winograd: bool) -> tuple[bool, str]:
+def _by_time(nhwc: LayoutChoice, keep: LayoutChoice, measured: Measured | None) -> tuple[bool, str]:
     """Whether NHWC should be faster on a CPU, and the figures that say so."""
-    seconds = [_cost_s(choice, by_winograd) for choice in (nhwc, keep)]
+    seconds = [_cost_s(choice, measured) for choice in (nhwc, keep)]
     figures = f"convolutions and transposes: about {seconds[0] * 1e3:.2g} ms with NHWC, {seconds[1] * 1e3:.2g} without"
     return seconds[0] <= seconds[1], figures
 
@@ -88,15 +90,15 @@ def _by_bytes(nhwc: LayoutChoice, keep: LayoutChoice) -> tuple[bool, str]:
     return bytes_[0] <= bytes_[1] + _edge_bytes(keep.mod), figures
 
 
-def _cost_s(choice: LayoutChoice, by_winograd: bool) -> float:
+def _cost_s(choice: LayoutChoice, measured: Measured | None) -> float:
     """Seconds of one thread for the convolutions and transposes of a graph, by the rates above."""
     registers = Registers.of(tvm.target.Target.current())
     calls = [binding.value for function in choice.mod.functions.values() if isinstance(function, relax.Function)
              for binding in _bindings(function) if _op_name(binding.value) == "nn.conv2d"]  # fmt: skip
-    return sum(_convolution_s(call, registers, by_winograd) for call in calls) + _bytes(choice.transforms) / BYTES_PER_S
+    return sum(_convolution_s(call, registers, measured) for call in calls) + _bytes(choice.transforms) / BYTES_PER_S
 
 
-def _convolution_s(call: relax.Call, registers: Registers, by_winograd: bool) -> float:
+def _convolution_s(call: relax.Call, registers: Registers, measured: Measured | None) -> float:
     out = [int(d) if isinstance(d, IntImm) else NOMINAL_DIM for d in _dims(call)]
     kernel = [int(d) if isinstance(d, IntImm) else NOMINAL_DIM for d in _dims(call.args[1])]
     channels_last = str(call.attrs.data_layout) == "NHWC"
@@ -107,7 +109,7 @@ def _convolution_s(call: relax.Call, registers: Registers, by_winograd: bool) ->
     share = lanes / registers.lanes if lanes >= 4 else SCALAR
     if not channels_last:
         share *= (STRIDED if int(call.attrs.strides[-1]) > 1 else 1) * (GROUPED if int(call.attrs.groups) > 1 else 1)
-    elif by_winograd and plan_of(call) is not None:
+    elif measured is not None and plan_of(call, measured) is not None:
         share *= WINOGRAD
     return flop / FLOP_PER_S / share
 

@@ -31,6 +31,7 @@ from tvmflow.graph.winograd import ScheduleWinograd, Winograd
 from tvmflow.kernels.default import DefaultSchedule
 from tvmflow.kernels.prefetch import Prefetch
 from tvmflow.kernels.tf32_product import ScheduleTf32
+from tvmflow.kernels.winograd import Measured, unmeasured
 
 # Transposed convolutions stay as they are: TVM has no kernel for them in NHWC.
 CONV_LAYOUTS = {"relax.nn.conv2d": ["NHWC", "HWIO"], "relax.nn.conv2d_transpose": ["NCHW", "IOHW"]}
@@ -54,11 +55,11 @@ def opening_steps(cfg: Config) -> tuple[Step, ...]:
     return (*guard_steps(cfg.graph.guards), *widen_steps(cfg.target.kind, cfg.numerics.widen_half))
 
 
-def kernel_steps(cfg: Config, on_replaced: OnReplaced) -> tuple[Step, ...]:
+def kernel_steps(cfg: Config, on_replaced: OnReplaced, measured: Measured = unmeasured) -> tuple[Step, ...]:
     """From the graph in its layout to fused kernels."""
     kind = cfg.target.kind
     return (
-        *user_steps(cfg.kernels, on_replaced), *winograd_steps(kind, cfg.numerics.winograd),
+        *user_steps(cfg.kernels, on_replaced), *winograd_steps(kind, cfg.numerics.winograd, measured),
         *fuse_steps(kind, bool(cfg.graph.prepack)),
     )  # fmt: skip
 
@@ -115,11 +116,11 @@ def user_steps(kernels: Mapping[str, KernelSection], on_replaced: OnReplaced) ->
     )
 
 
-def winograd_steps(kind: str, winograd: str) -> tuple[Step, ...]:
-    """Convolutions by fewer multiplications; `winograd` is "auto" or "off"."""
+def winograd_steps(kind: str, winograd: str, measured: Measured = unmeasured) -> tuple[Step, ...]:
+    """Convolutions by fewer multiplications; `winograd` is "auto" or "off", `measured` what is known of them."""
     if kind != "llvm" or winograd == "off":
         return ()
-    return (Step("Winograd", "3 x 3 convolutions by fewer multiplications, where that pays", Winograd()),)
+    return (Step("Winograd", "3 x 3 convolutions by fewer multiplications, where that pays", Winograd(measured)),)
 
 
 def fuse_steps(kind: str, prepack: bool) -> tuple[Step, ...]:

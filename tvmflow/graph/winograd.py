@@ -8,21 +8,35 @@ import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 from tvm.relax.expr_functor import PyExprMutator, mutator
+from tvm.s_tir import Schedule
 from tvm.target import Target
 from tvm.tirx import IntImm, PrimFunc
 
 from tvmflow.graph.mutation import mutated
 from tvmflow.kernels import winograd, winograd_tir
-from tvmflow.kernels.axes import Registers
-from tvmflow.kernels.winograd import Shape
+from tvmflow.kernels.axes import Registers, blocks_of
+from tvmflow.kernels.winograd import Measured, Shape, unmeasured
+
+SHAPE_ATTR = "tvmflow.shape"  # on the last block of a direct convolution that is to be found again after fusion
 
 
 @tvm.transform.module_pass(opt_level=0, name="Winograd")
 class Winograd:
     """Convolutions in NHWC of stride 1, dilation 1, one group, float32, constant weights and fixed shapes."""
 
+    def __init__(self, measured: Measured = unmeasured) -> None:
+        self._measured = measured
+
     def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        return mutated(mod, _Mutator)
+        return mutated(mod, lambda mod: _Mutator(mod, self._measured))
+
+
+@tvm.transform.module_pass(opt_level=0, name="MarkDirect")
+class MarkDirect:
+    """Makes the convolutions that Winograd's method could serve direct kernels, marked with their shapes."""
+
+    def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        return mutated(mod, _Marker)
 
 
 @tvm.transform.module_pass(opt_level=0, name="ScheduleWinograd")
@@ -39,9 +53,13 @@ class ScheduleWinograd:
 
 @mutator
 class _Mutator(PyExprMutator):  # type: ignore[misc] # TVM has no types
+    def __init__(self, mod: tvm.IRModule, measured: Measured) -> None:
+        super().__init__(mod)
+        self._measured = measured
+
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = super().visit_call_(call)
-        planned = plan_of(call)
+        planned = plan_of(call, self._measured)
         if planned is None:
             return call
         shape, chosen = planned
@@ -50,10 +68,47 @@ class _Mutator(PyExprMutator):  # type: ignore[misc] # TVM has no types
         return relax.call_tir(self.builder_.add_func(function, "winograd"), [call.args[0], filters], call.ty)
 
 
-def plan_of(call: relax.Call) -> tuple[Shape, winograd.Plan] | None:
+@mutator
+class _Marker(PyExprMutator):  # type: ignore[misc] # TVM has no types
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = super().visit_call_(call)
+        shape = shape_of(call)
+        if shape is None or not winograd.fits(shape):
+            return call
+        legal = call.op.get_attr("FLegalize")(self.builder_, call)
+        made = Schedule(tvm.IRModule({"main": self.builder_.get()[legal.args[0]]}), debug_mask="none")
+        made.annotate(blocks_of(made)[-1], SHAPE_ATTR, str(shape))
+        return relax.call_tir(self.builder_.add_func(made.mod["main"], "winograd"), legal.args[1], call.ty)
+
+
+def unmarked(function: PrimFunc) -> tuple[PrimFunc, str | None]:
+    """A function without the mark that `MarkDirect` made, and that, if there was one."""
+    made = Schedule(tvm.IRModule({"main": function}), debug_mask="none")
+    for block in blocks_of(made):
+        if (mark := made.get(block).annotations.get(SHAPE_ATTR)) is not None:
+            made.unannotate(block, SHAPE_ATTR)
+            return made.mod["main"], str(mark)
+    return function, None
+
+
+def shapes(mod: tvm.IRModule) -> tuple[Shape, ...]:
+    """The convolutions of a graph that Winograd's method could serve, each once."""
+    found: dict[Shape, None] = {}
+
+    def visit(node: object) -> None:
+        if isinstance(node, relax.Call) and (shape := shape_of(node)) is not None and winograd.fits(shape):
+            found[shape] = None
+
+    for function in mod.functions.values():
+        if isinstance(function, relax.Function):
+            relax.analysis.post_order_visit(function, visit)
+    return tuple(found)
+
+
+def plan_of(call: relax.Call, measured: Measured = unmeasured) -> tuple[Shape, winograd.Plan] | None:
     """A convolution, and how Winograd's method would compute it on the current target; None where it does not pay."""
     shape = shape_of(call)
-    chosen = winograd.best_plan(shape, Target.current()) if shape is not None else None
+    chosen = winograd.best_plan(shape, Target.current(), measured) if shape is not None else None
     return (shape, chosen) if shape is not None and chosen is not None else None
 
 

@@ -12,7 +12,9 @@ squares and product are exact, halve the error of the usual 1 and 2; it is then 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 import tvm
@@ -20,6 +22,7 @@ import tvm
 from tvmflow.kernels.axes import Registers
 
 POINTS = {2: (1.0,), 4: (2**-0.5, 2**0.5)}  # outputs along a tile's edge -> p of the pairs +p, -p
+DIRECT = 1  # the edge of the direct convolution, which is F(1 x 1, 3 x 3)
 LARGE_WEIGHTS = 4 << 20  # bytes of filters that a thread should not read as a whole for
 FEW_TILES = 12  # tiles or less
 WORKING_SET = 5 << 18  # bytes that the tiles of a block take in a thread's second-level cache
@@ -51,7 +54,17 @@ class Shape:
         return self.batch * -(-self.out_height // edge) * -(-self.out_width // edge)
 
     def __str__(self) -> str:
-        return f"{self.batch}x{self.height}x{self.width}x{self.channels} -> {self.filters}"
+        """Names a shape: no other has the same."""
+        padding = "" if self.padding == (1, 1, 1, 1) else f", padding {' '.join(map(str, self.padding))}"
+        return f"{self.batch}x{self.height}x{self.width}x{self.channels} -> {self.filters}{padding}"
+
+
+Measured: TypeAlias = Callable[[Shape], int | None]
+"""The edge of the method that was measured to be fastest for a convolution, DIRECT included; None: not measured."""
+
+
+def unmeasured(_shape: Shape) -> None:
+    """A `Measured` that knows nothing."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +80,8 @@ class Plan:
     columns: int
     block: int
     by_filters: bool
+    measured: bool = False
+    """Whether the method was chosen by measurement, not by rule."""
 
     @property
     def positions(self) -> int:
@@ -76,12 +91,26 @@ class Plan:
         return f"winograd F({self.edge}x{self.edge}, 3x3)"
 
 
-def best_plan(shape: Shape, target: tvm.target.Target) -> Plan | None:
-    """The plan that takes the least estimated time; None where the direct convolution does, or vectors do not fit."""
-    if shape.channels % 4 or shape.filters % 4 or min(shape.out_height, shape.out_width) < 1:
+def rule(chosen: Plan, shape: Shape) -> str:
+    """What a kernel's schedule is called in a manifest."""
+    return f"{chosen}, {shape}, {'measured' if chosen.measured else 'by rule'}"
+
+
+def best_plan(shape: Shape, target: tvm.target.Target, measured: Measured = unmeasured) -> Plan | None:
+    """The plan that was measured to take the least time, or, unmeasured, is estimated to; None where the direct
+    convolution does, or vectors do not fit."""
+    if not fits(shape):
         return None
+    edge = measured(shape)
+    if edge is not None:
+        return replace(plan(shape, edge, target), measured=True) if edge != DIRECT else None
     edge = min(POINTS, key=lambda edge: cost(shape, edge))
     return plan(shape, edge, target) if pays(shape, edge) else None
+
+
+def fits(shape: Shape) -> bool:
+    """Whether there are kernels for a shape: it has outputs, and its channels and filters make vectors."""
+    return not (shape.channels % 4 or shape.filters % 4 or min(shape.out_height, shape.out_width) < 1)
 
 
 def pays(shape: Shape, edge: int) -> bool:

@@ -26,7 +26,7 @@ from tvm.tirx.script.builder import ir as tir
 from tvmflow.kernels.axes import blocks_of, touches_bool
 from tvmflow.kernels.default import RULE_ATTR
 from tvmflow.kernels.elementwise import schedule_elementwise
-from tvmflow.kernels.winograd import POINTS, Plan, Shape, even_polynomial
+from tvmflow.kernels.winograd import POINTS, Plan, Shape, even_polynomial, rule
 
 PLAN_ATTR = "tvmflow.winograd"  # on the block that ends such a convolution: what its rule says of it
 OUT_ELEMENTWISE_FUSABLE = 4  # OpPatternKind.kOutEWiseFusable: what follows elementwise is fused into it
@@ -63,8 +63,8 @@ def schedule(function: PrimFunc) -> PrimFunc:
     if fused is None:
         for block in tail:
             schedule_elementwise(made, block)
-    rule = str(made.get(inverse).annotations[PLAN_ATTR])
-    return (fused or made).mod["main"].with_attrs({RULE_ATTR: rule, "tirx.is_scheduled": True})
+    stated = str(made.get(inverse).annotations[PLAN_ATTR])
+    return (fused or made).mod["main"].with_attrs({RULE_ATTR: stated, "tirx.is_scheduled": True})
 
 
 def _with_tail(made: Schedule, inverse: Block, tail: Sequence[Block]) -> Schedule | None:
@@ -200,7 +200,7 @@ class _Kernel:
         with tir.sblock("inverse"):
             t, at = _axis(tiles, tile), _axis(self.plan.block, slot)
             v = _axis(vectors, vector)
-            tir.sblock_attr({PLAN_ATTR: f"{self.plan}, {self.shape}"})
+            tir.sblock_attr({PLAN_ATTR: rule(self.plan, self.shape)})
             tir.where(tvm.tirx.all(tile < tiles, vector < vectors))
             image, top, left = self._place(t)
             first = v * lanes % self.plan.columns

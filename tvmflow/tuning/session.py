@@ -156,16 +156,11 @@ class Session:
 
     def _record(self, one: Search, candidate: Candidate) -> Record:
         task = one.task
-        provenance = Provenance(
-            versions={name: version(name) for name in ("apache-tvm", "apache-tvm-ffi")}, tvmflow=version("tvmflow"),
-            machine=str(task.parts.target["machine"]), cpu=self.measurer.device, threads=task.threads,
-            seed=self.limits.seed, trials=one.trials, protocol=self.measurer.protocol + CONFIRMED * one.confirmed,
-            date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        )  # fmt: skip
+        protocol = self.measurer.protocol + CONFIRMED * one.confirmed
         return Record(
             parts=task.parts, name=task.name, workload_json=pack(tvm.ir.save_json(task.mod)),
             trace=trace_json(candidate.schedule), timings_s=candidate.samples_s, flop=task.flop,
-            provenance=provenance,
+            provenance=provenance(task.parts, self.measurer, self.limits.seed, one.trials, protocol),
         )  # fmt: skip
 
     def _left_s(self) -> float:
@@ -184,3 +179,13 @@ class Session:
             expected_gain=min(1.0, sum(s.worth_s() for s in open_) / now) if now else 0.0,
             left_s=max(0.0, self._left_s()),
         ))  # fmt: skip
+
+
+def provenance(parts: KeyParts, measurer: Measurer, seed: int | None, trials: int, protocol: str) -> Provenance:
+    """Where timings come from that are measured here and now."""
+    return Provenance(
+        versions={name: version(name) for name in ("apache-tvm", "apache-tvm-ffi")}, tvmflow=version("tvmflow"),
+        machine=str(parts.target["machine"]), cpu=measurer.device, threads=int(str(parts.target["threads"])),
+        seed=seed, trials=trials, protocol=protocol,
+        date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+    )  # fmt: skip

@@ -1,0 +1,156 @@
+"""Measures by which method each convolution is fastest: the direct kernel, or Winograd's with tiles of either size.
+
+What is measured are the kernels that a library would have, with all that is fused into them: the direct one under its
+best record, or without one under its default schedule. The three run in turns in a process of their own, with cold
+weights and what else they read as warm as the kernel before them leaves it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import tvm
+from tvm.tirx import PrimFunc
+
+from tvmflow import tasks
+from tvmflow.build import library
+from tvmflow.config import Config
+from tvmflow.database import Comparison, Match, Reading
+from tvmflow.database.comparison import EDGES
+from tvmflow.graph import layouts, passes
+from tvmflow.graph.passes import Step
+from tvmflow.graph.winograd import MarkDirect, Winograd, shapes, unmarked
+from tvmflow.host import host_features
+from tvmflow.kernels import winograd
+from tvmflow.kernels.default import RULE_ATTR
+from tvmflow.kernels.winograd import DIRECT, POINTS, Shape
+from tvmflow.tuning import space
+from tvmflow.tuning.measure import Measurer
+from tvmflow.tuning.search import job_of
+from tvmflow.tuning.session import provenance
+
+if TYPE_CHECKING:
+    from tvmflow.frontend.model import Model
+    from tvmflow.prepare import Setting
+
+TURNS = 5
+
+
+@dataclass(frozen=True)
+class Rivals:
+    """The kernels of one convolution by method (its tiles' edge), and the operators in them, for people."""
+
+    shape: Shape
+    operators: str
+    kernels: Mapping[int, PrimFunc]
+
+
+def rivals(cfg: Config, model: Model, setting: Setting) -> list[Rivals]:
+    """The kernels of each convolution of a model that Winograd's method could serve, for a CPU.
+
+    Where different things are fused into equal convolutions, the kernels that are called most often.
+    """
+    with setting.entered():
+        graph = _in_layout(cfg, model)
+        found = shapes(graph) if graph is not None else ()
+        if graph is None or not found:
+            return []
+        by_edge = {edge: dict(_kernels(cfg, graph, edge, found)) for edge in (DIRECT, *POINTS)}
+    chosen: dict[Shape, Rivals] = {}
+    for (shape, operators), direct in by_edge[DIRECT].items():  # the most called first
+        kernels = {edge: by_edge[edge][shape, operators] for edge in POINTS if (shape, operators) in by_edge[edge]}
+        if kernels and shape not in chosen:
+            chosen[shape] = Rivals(shape, operators, {DIRECT: direct, **kernels})
+    return list(chosen.values())
+
+
+def compare(
+    one: Rivals, cfg: Config, setting: Setting, measurer: Measurer, reading: Reading, again: bool
+) -> Comparison | None:
+    """Measures the kernels of a convolution in turns; None where the direct one cannot run.
+
+    What `reading` holds of it already stays unless `again`, or its direct kernel has another record now.
+    """
+    target = setting.target
+    convolution = tasks.convolution_of(one.shape)
+    parts = tasks.key_parts(convolution.workload, target, cfg.numerics)
+    direct, schedule = _direct(one.kernels[DIRECT], cfg, setting, reading)
+    known = {comparison.key: comparison for comparison in reading.comparisons}.get(parts.key)
+    if known is not None and known.direct == schedule and not again:
+        return known
+    modules = {edge: tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+               for edge, function in one.kernels.items()} | {DIRECT: direct}  # fmt: skip
+    results = measurer.measure([job_of(mod) for mod in modules.values()], None, TURNS)
+    samples = {edge: result.samples_s for edge, result in zip(modules, results, strict=True)}
+    if not samples[DIRECT]:
+        return None
+    protocol = f"{measurer.protocol}; {TURNS} turns beside the other methods"
+    return Comparison(
+        parts=parts, convolution=convolution, name=f"{one.operators} {one.shape}", direct=schedule,
+        timings_s={method: samples[edge] for method, edge in EDGES.items() if samples.get(edge)},
+        provenance=provenance(parts, measurer, None, len(modules), protocol),
+    )  # fmt: skip
+
+
+def by_rule(shape: Shape, setting: Setting) -> str:
+    """The method that is taken where nothing was measured."""
+    plan = winograd.best_plan(shape, setting.tvm_target)
+    return next(method for method, edge in EDGES.items() if edge == (plan.edge if plan else DIRECT))
+
+
+def _in_layout(cfg: Config, model: Model) -> tvm.IRModule | None:
+    """The simplified graph in NHWC, unless its layout is to stay; None where it cannot be had."""
+    opened = passes.run(model.mod, passes.opening_steps(cfg), _ignore)
+    try:
+        return layouts.choose(opened, "keep" if cfg.graph.layout == "keep" else "nhwc", None, _ignore).mod
+    except Exception:  # whatever TVM raises, with which `compile` keeps the layout
+        if cfg.graph.layout == "nhwc":
+            raise
+        return None
+
+
+def _kernels(
+    cfg: Config, graph: tvm.IRModule, edge: int, found: tuple[Shape, ...]
+) -> Iterator[tuple[tuple[Shape, str], PrimFunc]]:
+    """The kernels of the convolutions computed with tiles of `edge`, by shape and operators, the most called first."""
+    kind, target = cfg.target.kind, tvm.target.Target.current()
+    step = (Step("MarkDirect", "each by the direct method", MarkDirect()) if edge == DIRECT else
+            Step("Winograd", "each by Winograd's method", Winograd(lambda shape: edge)))  # fmt: skip
+    fused = passes.run(graph, (*passes.user_steps(cfg.kernels, lambda replacement: None), step,
+                               *passes.fuse_steps(kind, bool(cfg.graph.prepack))), _ignore)  # fmt: skip
+    by_text = {str(shape) if edge == DIRECT else _rule(shape, edge, target): shape for shape in found}
+    calls = library.calls(fused)
+    for var, function in sorted(fused.functions.items(), key=lambda item: -calls[item[0].name_hint]):
+        if not isinstance(function, PrimFunc):
+            continue
+        plain, text = unmarked(function) if edge == DIRECT else (function, str(function.attrs.get(RULE_ATTR)))
+        if text in by_text:
+            yield (by_text[text], _operators(var.name_hint)), plain
+
+
+def _rule(shape: Shape, edge: int, target: tvm.target.Target) -> str:
+    plan = winograd.best_plan(shape, target, lambda shape: edge)
+    assert plan is not None  # `shapes` are those that fit
+    return winograd.rule(plan, shape)
+
+
+def _direct(function: PrimFunc, cfg: Config, setting: Setting, reading: Reading) -> tuple[tvm.IRModule, str]:
+    """The scheduled direct kernel, and what its schedule is."""
+    mod, workload = tasks.canonical(function)
+    found = reading.lookup(tasks.key_parts(workload, setting.target, cfg.numerics), host_features())
+    if isinstance(found, Match) and (replayed := tasks.replay(mod, found.record.trace)) is not None:
+        return replayed.mod, f"record {found.record.key[:12]} of {found.record.provenance.date}"
+    return space.default(mod, setting.tvm_target).mod, "default"
+
+
+def _operators(name: str) -> str:
+    """What a kernel's name says of its operators, without the numbers that tell kernels apart."""
+    names = (re.sub(r"\d+$", "", part) for part in name.removeprefix("fused_").split("_"))
+    return " ".join(names).replace("winograd", "conv2d")
+
+
+def _ignore(*_step: object) -> None:
+    pass
