@@ -78,7 +78,10 @@ def tune(
     if only:
         with cli_tables.progress("comparing methods") as on_step:
             compared = flow.compare_methods(cfgs, True, on_step)
-        cli_tables.show_frame(_methods(compared), as_json)
+        if compared or as_json:
+            cli_tables.show_frame(_methods(compared), as_json)
+        else:
+            click.echo("no convolution here is one that Winograd's method could serve")
         return
     with _progress(cfgs[0].tuning.minutes * 60) as on_event:
         done = flow.tune(cfgs, what, on_event)
