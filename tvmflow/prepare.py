@@ -85,7 +85,7 @@ def measured(cfg: Config) -> Measured:
     from tvmflow.kernels.winograd import unmeasured
 
     database = cfg.tuning.database
-    if cfg.target.kind != "llvm" or cfg.numerics.winograd == "off" or database is None or not database.exists():
+    if cfg.target.kind != "llvm" or cfg.numerics.winograd == "off" or database is None or not database.is_dir():
         return unmeasured
     known = Store(database).comparisons()
     if not known:
