@@ -168,7 +168,7 @@ def _joined_weights(folder: Path, manifests: Mapping[str, Manifest]) -> dict[str
     shared = artifact.file_entry(folder / CONSTANTS)
     return {
         name: manifest.model_copy(update={
-            "weights": weights, "constants": entries[name],
+            "name": f"{manifest.name} {name}", "weights": weights, "constants": entries[name],
             "files": {LIBRARY: manifest.files[LIBRARY], weights: shared},
         })
         for name, manifest in manifests.items()

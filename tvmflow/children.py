@@ -53,7 +53,7 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
             prepared, choice = prepare(cfg, model, log.after, replaced.append)
             tuned = with_records(cfg, prepared, target)
             scheduled = passes.run(tuned.mod, passes.schedule_steps(target.kind, cfg.numerics.tf32), log.after)
-            packed = passes.run(scheduled, passes.pack_steps(target.kind, bool(cfg.graph.prepack)), log.after)
+            packed = passes.run(scheduled, passes.pack_steps(target.kind, cfg.graph.prepack), log.after)
             stripped, weights = constants.externalise(packed)
             lowered = passes.run(stripped, passes.lower_steps(), log.after)
         with log.stage("user kernels"):
@@ -190,7 +190,7 @@ def passes(cfg: Config) -> dict[str, list[tuple[str, str]]]:
     """The pipeline of a config: per phase the (name, why) of each pass."""
     from tvmflow.graph import passes as pipeline
 
-    kind, prepack = cfg.target.kind, bool(cfg.graph.prepack)
+    kind, prepack = cfg.target.kind, cfg.graph.prepack
     phases = {
         "guards": pipeline.guard_steps(cfg.graph.guards),
         f"widen_half = {cfg.numerics.widen_half}": pipeline.widen_steps(kind, cfg.numerics.widen_half),
@@ -213,21 +213,15 @@ def _resolved(cfg: Config, target: Target) -> Config:
 
 
 def with_records(cfg: Config, prepared: tvm.IRModule, target: Target) -> Applied:
-    """The prepared module under the schedules of the config's tuning database, if it names one.
-
-    Where weights are shared between buckets, what is left for default schedules says so.
-    """
+    """The prepared module under the schedules of the config's tuning database, if it names one."""
     from tvmflow.build import tuned
     from tvmflow.database import Store
     from tvmflow.host import host_features
 
-    shared = cfg.graph.prepack == "shared"
     if cfg.tuning.database is None:
-        applied = tuned.Applied(prepared, ())
-    else:
-        reading = Store(cfg.tuning.database).read()
-        applied = tuned.apply(prepared, reading, target, cfg.numerics, host_features(), shared)
-    return dataclasses.replace(applied, mod=tuned.with_shared_layouts(applied.mod)) if shared else applied
+        return tuned.Applied(prepared, ())
+    reading = Store(cfg.tuning.database).read()
+    return tuned.apply(prepared, reading, target, cfg.numerics, host_features())
 
 
 def _check_names(cfg: Config, signature: Signature) -> None:

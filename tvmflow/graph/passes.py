@@ -30,6 +30,7 @@ from tvmflow.graph.widening import ComputeInFloat32
 from tvmflow.graph.winograd import ScheduleWinograd, Winograd
 from tvmflow.kernels.default import DefaultSchedule
 from tvmflow.kernels.prefetch import Prefetch
+from tvmflow.kernels.shared_layouts import ShareLayouts
 from tvmflow.kernels.tf32_product import ScheduleTf32
 
 # Transposed convolutions stay as they are: TVM has no kernel for them in NHWC.
@@ -59,7 +60,7 @@ def kernel_steps(cfg: Config, on_replaced: OnReplaced) -> tuple[Step, ...]:
     kind = cfg.target.kind
     return (
         *user_steps(cfg.kernels, on_replaced), *winograd_steps(kind, cfg.numerics.winograd),
-        *fuse_steps(kind, bool(cfg.graph.prepack)),
+        *fuse_steps(kind, cfg.graph.prepack),
     )  # fmt: skip
 
 
@@ -122,10 +123,11 @@ def winograd_steps(kind: str, winograd: str) -> tuple[Step, ...]:
     return (Step("Winograd", "3 x 3 convolutions by fewer multiplications, where that pays", Winograd()),)
 
 
-def fuse_steps(kind: str, prepack: bool) -> tuple[Step, ...]:
+def fuse_steps(kind: str, prepack: bool | str) -> tuple[Step, ...]:
     """From operators to fused TensorIR kernels."""
     attach = Step("AttachAttrLayoutFreeBuffers", "let a schedule choose its weights' layout",
                   transform.AttachAttrLayoutFreeBuffers())  # fmt: skip
+    share = Step("ShareLayouts", "weights that other buckets read too, in one layout", ShareLayouts())
     return (
         Step("DispatchSampling", "sampling operators to their run-time functions", DispatchSampling()),
         Step("DispatchSortScan", "sort and scan to their run-time functions", DispatchSortScan()),
@@ -139,10 +141,11 @@ def fuse_steps(kind: str, prepack: bool) -> tuple[Step, ...]:
         *([Step("ScheduleWinograd", "they and what is fused into them have schedules of their own", ScheduleWinograd())]
           if kind == "llvm" else []),
         *([attach] if prepack and kind == "llvm" else []),
+        *([share] if prepack == "shared" and kind == "llvm" else []),
     )
 
 
-def pack_steps(kind: str, prepack: bool) -> tuple[Step, ...]:
+def pack_steps(kind: str, prepack: bool | str) -> tuple[Step, ...]:
     """Weights into the layout that their kernels' schedules ask for."""
     if not prepack or kind != "llvm":
         return ()
