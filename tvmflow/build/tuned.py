@@ -34,12 +34,12 @@ def apply(prepared: tvm.IRModule, reading: Reading, target: Target, numerics: Nu
             continue
         mod, workload = tasks.canonical(function)
         parts = tasks.key_parts(workload, target, numerics)
-        functions[var] = function = function.with_attr(KEY_ATTR, parts.key)
         found = reading.lookup(parts, cpu_features)
         borrowed = not isinstance(found, Match) and shared_layouts.are_wanted(function)
         if borrowed:  # a record of the kernel that has its weights for itself may want the same layout
             mod, workload = tasks.canonical(shared_layouts.alone(function))
             found = reading.lookup(tasks.key_parts(workload, target, numerics), cpu_features)
+        functions[var] = function = function.with_attr(KEY_ATTR, parts.key)
         if not isinstance(found, Match):
             continue
         uses_tf32 = tf32.is_used(found.record.trace)
