@@ -283,9 +283,8 @@ def _config_of(manifest: Manifest, model: Path | None, overrides: config.Overrid
         raise ModelError(f"{where}: the model that {manifest.name} was compiled from is not there",
                          "name its place with --model")  # fmt: skip
     cfg = config.from_dict(manifest.config, [*extra, *overrides], source=f"config of {manifest.name}")
-    if manifest.source and cfg.model.path and artifact.file_entry(cfg.model.path) != manifest.source:
-        raise ArtifactError(f"{cfg.model.path}: not the file that {manifest.name} was compiled from",
-                            "name the right one with --model, or compile again")  # fmt: skip
+    if cfg.model.path:
+        artifact.check_source(cfg.model.path, manifest)
     return cfg
 
 

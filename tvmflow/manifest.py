@@ -197,6 +197,9 @@ class Manifest(Noun):
     """The narrowest float dtype, or "tf32", that the library computes in; default tolerances follow it."""
     config: dict[str, Any]
     source: FileEntry | None
+    """The model's file; None for a PyTorch entry."""
+    source_data: dict[str, FileEntry] = {}
+    """Files beside an ONNX model that hold its weights, by their paths from its folder."""
     target: TargetInfo
     versions: dict[str, str]
     files: dict[str, FileEntry]
