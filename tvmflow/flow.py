@@ -226,7 +226,7 @@ def _with_verdict(cfg: Config, folder: Path, manifest: Manifest, options: Option
     """
     started = time.monotonic()
     feeds: Feeds | None = None
-    if reason := _cannot_run_here(manifest):
+    if reason := proof.obstacle(manifest):
         manifest = _with_note(manifest, f"not run on its target: {reason}; `tvmflow verify` does it there")
         verdict = _verdict_of_twin(cfg, options)
     else:
@@ -254,20 +254,6 @@ def _verdict_of_twin(cfg: Config, options: Options) -> Verdict:
         verdict, _ = proof.verdict(twin, Path(name), manifest, options.on_event)
     note = "the import and graph were verified with a build for this CPU; the target's own kernels were not run"
     return verdict.model_copy(update={"notes": (*verdict.notes, note)})
-
-
-def _cannot_run_here(manifest: Manifest) -> str:
-    from tvmflow import host
-
-    if manifest.target.kind == "cuda":
-        from tvmflow.build import cuda
-
-        return "" if cuda.detect_arch() else "no GPU is here"
-    try:
-        artifact.check_machine(manifest, host.host_features(), {})
-    except ArtifactError as exc:
-        return exc.message
-    return ""
 
 
 def _drawn(manifest: Manifest, seed: int) -> verify.Feeds:
