@@ -96,8 +96,7 @@ def contents(scheduled: tvm.IRModule, lowered: tvm.IRModule) -> Contents:
                 operators=operators(var.name_hint, function),
             ))  # fmt: skip
     kernels += [
-        Kernel(name=name, origin="external", rule=name, calls=count,
-               operators=operators_of_external(name))
+        Kernel(name=name, origin="external", rule=name, calls=count, operators=operators_of_external(name))
         for name, count in counts.items()
         if not name.startswith("vm.builtin.") and name not in lowered_names
     ]
