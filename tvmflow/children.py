@@ -75,6 +75,7 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
         narrowest_float=narrowest,
         config=config.to_json(_resolved(cfg, target)),
         source=artifact.file_entry(cfg.model.path) if cfg.model.path else None,
+        source_data={name: artifact.file_entry(file) for name, file in frontend.data_files(cfg).items()},
         target=target_info(target),
         versions=library.versions(),
         files={name: artifact.file_entry(folder / name) for name in (LIBRARY, CONSTANTS)},

@@ -195,6 +195,9 @@ class Described(Noun):
     signature: Signature
     config: dict[str, Any]
     source: FileEntry | None
+    """The model's file; None for a PyTorch entry."""
+    source_data: dict[str, FileEntry] = {}
+    """Files beside an ONNX model that hold its weights, by their paths from its folder."""
     target: TargetInfo
     versions: dict[str, str]
     files: dict[str, FileEntry]

@@ -12,7 +12,7 @@ from tvmflow.config import NumericsSection
 from tvmflow.database import Match, Reading
 from tvmflow.kernels import shared_layouts, tf32
 from tvmflow.kernels.default import GFLOPS_ATTR, KEY_ATTR, RULE_ATTR
-from tvmflow.kernels.user import USER_ATTR
+from tvmflow.kernels.user import OPERATORS_ATTR, USER_ATTR
 from tvmflow.target import Target
 
 
@@ -61,8 +61,7 @@ def apply(prepared: tvm.IRModule, reading: Reading, target: Target, numerics: Nu
         if uses_tf32:
             rule += ", tf32"
         attrs = {RULE_ATTR: rule, KEY_ATTR: parts.key, GFLOPS_ATTR: found.record.gflops, "tirx.is_scheduled": True}
-        if USER_ATTR in function.attrs:
-            attrs[USER_ATTR] = function.attrs[USER_ATTR]
+        attrs |= {name: function.attrs[name] for name in (USER_ATTR, OPERATORS_ATTR) if name in function.attrs}
         functions[var] = schedule.mod["main"].without_attr("global_symbol").with_attrs(attrs)
     return Applied(tvm.IRModule(functions, attrs=prepared.attrs), tuple(notes))
 

@@ -6,6 +6,7 @@ Both run native code that a bad model can bring down, so flow calls them in proc
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -55,6 +56,16 @@ def inputs(config: Config) -> tuple[TensorSpec, ...]:
 
     assert config.model.path is not None
     return onnx.inputs(config.model.path, config.model.inputs, config.shapes.dims)
+
+
+def data_files(config: Config) -> dict[str, Path]:
+    """The files that hold weights beside the model's own, by their paths from its folder. Raises ModelError."""
+    path = config.model.path
+    if path is None or is_torch(config):
+        return {}
+    from tvmflow.frontend import onnx_file
+
+    return {location: path.parent / location for location in onnx_file.data_locations(path)}
 
 
 def first_accepted(config: Config, rows: Sequence[Sequence[Feeds]]) -> tuple[int, str, list[list[np.ndarray]]]:

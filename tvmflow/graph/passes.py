@@ -23,6 +23,7 @@ from tvmflow.graph.cancel import CancelTransposes
 from tvmflow.graph.constants import FoldExactly
 from tvmflow.graph.epilogues import KeepResizersApart
 from tvmflow.graph.guards import Guards
+from tvmflow.graph.operators import FuseTIR
 from tvmflow.graph.packing import FoldRepacking, SplitRepacking
 from tvmflow.graph.replacement import OnReplaced, ReplaceOperators
 from tvmflow.graph.transposed import SplitTransposedConvolutions
@@ -136,7 +137,7 @@ def fuse_steps(kind: str, prepack: bool | str) -> tuple[Step, ...]:
         Step("KeepResizersApart", "paddings are no epilogues: no tile is where they write", KeepResizersApart()),
         Step("FoldConstant", "compute what became constant", transform.FoldConstant()),
         Step("FuseOps", "group operators into kernels", transform.FuseOps()),
-        Step("FuseTIR", "one TensorIR function per group", transform.FuseTIR()),
+        Step("FuseTIR", "one TensorIR function per group", FuseTIR()),
         Step("DeadCodeElimination", "drop the unfused functions", transform.DeadCodeElimination()),
         *([Step("ScheduleWinograd", "they and what is fused into them have schedules of their own", ScheduleWinograd())]
           if kind == "llvm" else []),

@@ -14,6 +14,7 @@ from tvm.tirx import IntImm, PrimFunc
 from tvmflow.graph.mutation import mutated
 from tvmflow.kernels import winograd, winograd_tir
 from tvmflow.kernels.axes import Registers
+from tvmflow.kernels.user import OPERATORS_ATTR
 from tvmflow.kernels.winograd import Shape
 
 
@@ -46,6 +47,7 @@ class _Mutator(PyExprMutator):  # type: ignore[misc] # TVM has no types
             return call
         shape, chosen = planned
         function = winograd_tir.function(shape, chosen, Registers.of(Target.current()).lanes)
+        function = function.with_attr(OPERATORS_ATTR, "conv2d")
         filters = relax.const(winograd.transformed(call.args[1].value.numpy(), chosen))
         return relax.call_tir(self.builder_.add_func(function, "winograd"), [call.args[0], filters], call.ty)
 
