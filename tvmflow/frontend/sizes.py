@@ -70,11 +70,17 @@ class SizeArithmetic:
             return True
         return self.is_true(size >= 0) is True
 
+    def equal(self, a: Size, b: Size) -> bool:
+        """Whether two sizes are the same whatever the open dimensions are, as far as can be proven."""
+        return is_size(self.simple(a - b), 0)
+
     def maximum(self, a: Size, b: Size) -> Size:
         if isinstance(a, int) and isinstance(b, int):
             return max(a, b)
         if (is_size(b, 0) and self.not_negative(a)) or (is_size(a, 0) and self.not_negative(b)):
             return a if is_size(b, 0) else b
+        if self.not_negative(self.simple(a - b)):
+            return a
         return self.simple(tirx.max(_expr(a), _expr(b)))
 
     def minimum(self, a: Size, b: Size) -> Size:
