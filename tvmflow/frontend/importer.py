@@ -131,7 +131,8 @@ class Importer(ONNXGraphImporter):  # type: ignore[misc] # TVM carries no types
                 return None
             of = shape_values.of_shape if op_type == "Shape" else shape_values.of_number
             return _value(of(shape, attributes, self._sizes), "int64")
-        if not any(isinstance(value, ShapeValue) for value in values):
+        # Constants alone were folded before the import, but for the truth of what is compared here.
+        if not any(isinstance(value, ShapeValue) for value in values) and op_type not in shape_values.TRUTH:
             return None
         elements = [None if value is None else shape_values.known(value) for value in values]
         if any(known is None and value is not None for known, value in zip(elements, values, strict=True)):

@@ -68,11 +68,13 @@ def scheduled(function: PrimFunc) -> PrimFunc:
 def schedule_of(mod: tvm.IRModule) -> tuple[Schedule, str]:
     """The default schedule of a module's `main` for the current target, and the names of the rules it follows."""
     symbolic = is_symbolic(mod["main"])
+    # Of symbolic sizes TVM also raises other errors than that a primitive does not apply to this kernel.
+    misfit = (ScheduleError, RuntimeError) if symbolic else ScheduleError
     for rule in RULES:
         schedule = Schedule(mod, debug_mask="none")
         try:
             name = rule(schedule)
-        except ScheduleError:  # a primitive does not apply to this kernel
+        except misfit:
             continue
         if name and (not symbolic or can_lower(schedule.mod["main"])):
             return schedule, name

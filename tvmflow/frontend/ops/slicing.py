@@ -158,6 +158,8 @@ def _clamped(node: Node, sizes: SizeArithmetic, size: Size, place: Size) -> Size
         return size
     if sizes.is_true(place < 0):
         return sizes.maximum(size + place, 0)
+    if sizes.not_negative(sizes.simple(-place)):  # the 0 that it may be is the front
+        return sizes.product((sizes.maximum(size + place, 0), sizes.minimum(-place, 1)))
     if not sizes.not_negative(place):
         raise node.refuse(f"a place {place} of unknown sign", FIX)
     if sizes.not_negative(sizes.simple(size - place)):
