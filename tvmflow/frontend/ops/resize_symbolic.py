@@ -49,10 +49,12 @@ class Plan:
         if not self.is_symbolic(i):
             whole = self.after[i] % self.before[i] == 0 and self.after[i] == self.before[i] * self.scales[i]
             return int(self.after[i] // self.before[i]) if whole else None
-        quotient = SizeArithmetic().quotient(self.after[i], self.before[i])
-        if not isinstance(quotient, int) or not SizeArithmetic().equal(self.after[i], self.before[i] * quotient):
-            return None
-        return quotient if self._scale_is(i, quotient) else None
+        times = self.scales[i]
+        if math.isnan(times):
+            quotient = SizeArithmetic().quotient(self.after[i], self.before[i])
+            times = quotient if isinstance(quotient, int) else 0.5
+        fits = times == int(times) and SizeArithmetic().equal(self.after[i], self.before[i] * int(times))
+        return int(times) if fits else None
 
 
 def size_after(node: Node, size: Size, scale: float) -> Size:
