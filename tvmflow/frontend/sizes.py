@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import tirx
+from tvm import relax, tirx
 from tvm.sym import Analyzer, ConstIntBound
 
 Size = Any  # an int or a tirx expression of int64
@@ -137,12 +137,18 @@ class SizeArithmetic:
         return self.product(above), self.product(below)
 
 
-def text(size: Size, names: Iterable[str]) -> int | str:
-    """A size as signatures state it: an int, a dimension's name, an expression of `names` in brackets, whose
-    operations are Python's, or "?" where only run time knows."""
+def shape_text(typed: relax.TensorType, names: Set[str]) -> tuple[int | str, ...]:
+    """The axes of a tensor as signatures state them: an int, a dimension's name, an expression of `names` in brackets,
+    whose operations are Python's, or "?" where only run time knows."""
+    if not isinstance(typed.shape, relax.ShapeExpr):
+        return ("?",) * int(typed.ndim)
+    return tuple(_text(size, names) for size in typed.shape.values)
+
+
+def _text(size: Size, names: Set[str]) -> int | str:
     if isinstance(size, int | tirx.IntImm):
         return int(size)
-    if not {var.name for var in tirx.analysis.undefined_vars(size)} <= set(names):
+    if not {var.name for var in tirx.analysis.undefined_vars(size)} <= names:
         return "?"
     plain = re.sub(r"T\.(min|max)\(", r"\1(", re.sub(r"T\.int64\((-?\d+)\)", r"\1", str(size)))
     return plain if isinstance(size, tirx.Var) else f"({plain})"
