@@ -26,6 +26,7 @@ from tvmflow.graph.guards import Guards
 from tvmflow.graph.operators import FuseTIR
 from tvmflow.graph.packing import FoldRepacking, SplitRepacking
 from tvmflow.graph.replacement import OnReplaced, ReplaceOperators
+from tvmflow.graph.reshapes import RewriteReshapes
 from tvmflow.graph.transposed import SplitTransposedConvolutions
 from tvmflow.graph.widening import ComputeInFloat32
 from tvmflow.graph.winograd import ScheduleWinograd, Winograd
@@ -162,7 +163,7 @@ def pack_steps(kind: str, prepack: bool | str) -> tuple[Step, ...]:
 def lower_steps() -> tuple[Step, ...]:
     """From scheduled kernels to the calls, shapes and memory plan of the virtual machine."""
     return (
-        Step("RewriteDataflowReshape", "reshapes move no data", transform.RewriteDataflowReshape()),
+        Step("RewriteDataflowReshape", "reshapes move no data", RewriteReshapes()),
         Step("ToNonDataflow", "the virtual machine runs in order", transform.ToNonDataflow()),
         Step("RemovePurityChecking", "purity was checked before", transform.RemovePurityChecking()),
         Step("CallTIRRewrite", "each kernel gets its output buffer", transform.CallTIRRewrite()),
