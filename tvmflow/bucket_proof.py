@@ -10,7 +10,7 @@ import numpy as np
 
 from tvmflow import artifact, inputs, npz, process, proof, verify
 from tvmflow.bucket_children import Observed, drawn_for_padding, padded_to
-from tvmflow.buckets import Chooser, size_of
+from tvmflow.buckets import Chooser, output_sizes, size_of
 from tvmflow.config import Config
 from tvmflow.errors import InputError, VerifyError
 from tvmflow.manifest import Bundle, RunVerdict, Verdict
@@ -123,6 +123,9 @@ def _is_served(bundle: Bundle, sizes: Mapping[str, int]) -> bool:
     try:
         pieces = _chooser(bundle).pieces(sizes)
     except InputError:
+        return False
+    # References refuse what leaves nothing of an output.
+    if any(size(sizes) < 1 for row in output_sizes(bundle.signature) for size in row):
         return False
     # Where values depend on the bucket's size, a request in pieces has no one reference.
     return len(pieces) == 1 or not _mixing(bundle)

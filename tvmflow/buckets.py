@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tvmflow.errors import InputError
-from tvmflow.manifest import Padding
+from tvmflow.manifest import Padding, Signature
 
 Sizes = Mapping[str, int]
 # What the texts of sizes in a signature may hold, beside names of dimensions and integers.
@@ -78,8 +78,8 @@ class Chooser:
             ]  # fmt: skip
             if able:
                 return dim, max(able, key=lambda index: (self._buckets[index][dim], -self._elements(index)))
-        raise InputError(f"no bucket fits {_text(sizes)}: {self._reason(sizes)}",
-                         f"buckets: {'; '.join(map(_text, self._buckets))}")  # fmt: skip
+        raise InputError(f"no bucket fits {shown(sizes)}: {self._reason(sizes)}",
+                         f"buckets: {'; '.join(map(shown, self._buckets))}")  # fmt: skip
 
     def _splits(self, dim: str, index: int, sizes: Sizes) -> bool:
         return self._padding[dim].kind == "independent" and sizes[dim] > self._buckets[index][dim]
@@ -120,6 +120,20 @@ def size_of(text: int | str) -> Callable[[Sizes], int]:
     return lambda sizes: int(eval(code, {"__builtins__": {}, **FUNCTIONS}, {dim: sizes[dim] for dim in dims}))
 
 
+def output_sizes(signature: Signature) -> list[list[Callable[[Sizes], int]]]:
+    """What computes each output's sizes, in the signature's order."""
+    return [[size_of(size) for size in spec.shape] for spec in signature.outputs]
+
+
+def check_outputs(signature: Signature, computed: Sequence[Sequence[Callable[[Sizes], int]]], sizes: Sizes) -> None:
+    """Raises InputError where an output's size would be negative, as of a window longer than what it moves over."""
+    for spec, row in zip(signature.outputs, computed, strict=True):
+        for text, size in zip(spec.shape, row, strict=True):
+            if (result := size(sizes)) < 0:
+                raise InputError(f"output `{spec.name}` would have the size {text} = {result}",
+                                 f"give larger inputs than {shown(sizes)}")  # fmt: skip
+
+
 def dims_of(text: int | str) -> frozenset[str]:
     """The dimensions that a size in a signature depends on."""
     if isinstance(text, int):
@@ -128,5 +142,6 @@ def dims_of(text: int | str) -> frozenset[str]:
     return frozenset(n.id for n in ast.walk(tree) if isinstance(n, ast.Name)) - FUNCTIONS.keys()
 
 
-def _text(sizes: Sizes) -> str:
+def shown(sizes: Sizes) -> str:
+    """Sizes as an error shows them."""
     return ", ".join(f"{dim} = {size}" for dim, size in sizes.items())
