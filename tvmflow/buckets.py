@@ -107,16 +107,17 @@ def size_of(text: int | str) -> Callable[[Sizes], int]:
     """
     if isinstance(text, int):
         return lambda sizes: text
+    if text.isidentifier():  # also one that Python or FUNCTIONS use
+        return lambda sizes: sizes[text]
     try:
         tree = ast.parse(text, mode="eval")
     except SyntaxError:
         raise ValueError(f"`{text}` is no size") from None
-    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
     if not all(isinstance(node, NODES) for node in ast.walk(tree)) or not called <= FUNCTIONS.keys():
         raise ValueError(f"`{text}` is no size")
     code = compile(tree, "size", "eval")
-    dims = names - FUNCTIONS.keys()
+    dims = dims_of(text)
     return lambda sizes: int(eval(code, {"__builtins__": {}, **FUNCTIONS}, {dim: sizes[dim] for dim in dims}))
 
 
@@ -138,6 +139,8 @@ def dims_of(text: int | str) -> frozenset[str]:
     """The dimensions that a size in a signature depends on."""
     if isinstance(text, int):
         return frozenset()
+    if text.isidentifier():
+        return frozenset([text])
     tree = ast.parse(text, mode="eval")
     return frozenset(n.id for n in ast.walk(tree) if isinstance(n, ast.Name)) - FUNCTIONS.keys()
 
