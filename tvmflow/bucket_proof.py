@@ -57,16 +57,13 @@ def observed(cfg: Config, folder: Path, bundle: Bundle, fallback: tuple[int, int
     found: Observed = seen
     runs = [_compared(cfg, folder, bundle, f, g, found.smallest) for f, g in found.elsewhere]
     smallest = ", ".join(f"{dim} = {size}" for dim, size in bundle.buckets[0].dims.items())
-    agreement = Verdict(ok=all(out.ok for run in runs for out in run.outputs), reference=f"the bucket {smallest}",
-                        notes=(), runs=tuple(runs))  # fmt: skip
+    agreement = _verdict(runs, f"the bucket {smallest}") if runs else None
     return bundle.model_copy(update={"padding": found.padding, "agreement": agreement})
 
 
 def verdict(cfg: Config, folder: Path, bundle: Bundle, found: Exact) -> Verdict:
     """The verdict on every bucket's own sizes and on requests that are padded and split."""
-    runs = (*found.runs, *requests(cfg, folder, bundle, found.fallback))
-    return Verdict(ok=all(out.ok for run in runs for out in run.outputs), reference=found.reference, notes=(),
-                   runs=runs)  # fmt: skip
+    return _verdict([*found.runs, *requests(cfg, folder, bundle, found.fallback)], found.reference)
 
 
 def requests(cfg: Config, folder: Path, bundle: Bundle, fallback: tuple[int, int]) -> tuple[RunVerdict, ...]:
@@ -83,6 +80,11 @@ def requests(cfg: Config, folder: Path, bundle: Bundle, fallback: tuple[int, int
         _compared(cfg, folder, bundle, feeds, g, _cut(bundle, feeds.dims, w))
         for feeds, g, w in zip(chosen, got, truth.want, strict=True)
     )
+
+
+def _verdict(runs: Sequence[RunVerdict], reference: str) -> Verdict:
+    ok = all(out.ok for run in runs for out in run.outputs)
+    return Verdict(ok=ok, reference=reference, notes=(), runs=tuple(runs))
 
 
 def _compared(cfg: Config, folder: Path, bundle: Bundle, feeds: Feeds, got: list[np.ndarray], want: list[np.ndarray]

@@ -213,16 +213,21 @@ def _resolved(cfg: Config, target: Target) -> Config:
 
 
 def with_records(cfg: Config, prepared: tvm.IRModule, target: Target) -> Applied:
-    """The prepared module under the schedules of the config's tuning database, if it names one."""
+    """The prepared module under the schedules of the config's tuning database, if it names one.
+
+    Where weights are shared between buckets, what is left for default schedules says so.
+    """
     from tvmflow.build import tuned
     from tvmflow.database import Store
     from tvmflow.host import host_features
 
-    if cfg.tuning.database is None:
-        return tuned.Applied(prepared, ())
-    reading = Store(cfg.tuning.database).read()
     shared = cfg.graph.prepack == "shared"
-    return tuned.apply(prepared, reading, target, cfg.numerics, host_features(), shared)
+    if cfg.tuning.database is None:
+        applied = tuned.Applied(prepared, ())
+    else:
+        reading = Store(cfg.tuning.database).read()
+        applied = tuned.apply(prepared, reading, target, cfg.numerics, host_features(), shared)
+    return dataclasses.replace(applied, mod=tuned.with_shared_layouts(applied.mod)) if shared else applied
 
 
 def _check_names(cfg: Config, signature: Signature) -> None:

@@ -22,9 +22,11 @@ from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
+    Discriminator,
     Field,
     FiniteFloat,
     PositiveInt,
+    Tag,
     ValidationError,
     model_validator,
 )
@@ -65,6 +67,11 @@ Operators = Annotated[
     BeforeValidator(_as_tuple, json_schema_input_type=str | list[str]), AfterValidator(_not_empty),
 ]  # fmt: skip
 Sizes = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
+# The tags are in angle brackets, so that messages leave them out.
+Buckets = Annotated[
+    Annotated[dict[str, Sizes], Tag("<product>")] | Annotated[tuple[dict[str, PositiveInt], ...], Tag("<list>")],
+    Discriminator(lambda value: "<product>" if isinstance(value, dict) else "<list>"),
+]  # fmt: skip
 # Each override is a nested table, as TOML would read it; later ones win.
 Overrides = Sequence[Mapping[str, Any]]
 
@@ -101,7 +108,7 @@ class ModelSection(Section):
 class ShapesSection(Section):
     dims: dict[str, PositiveInt] = {}
     """Sizes for symbolic dimensions; what is not listed stays dynamic, or has buckets."""
-    buckets: dict[str, Sizes] | tuple[dict[str, PositiveInt], ...] = ()
+    buckets: Buckets = ()
     """A static library per bucket: sizes by dimension, of which every combination is one, or a list of combinations."""
     pad: dict[str, bool | int | FiniteFloat] = {}
     """What stands in the padding of an input, by name, where values rest on it, e.g. an attention mask's 0."""
@@ -428,7 +435,8 @@ def _joined(faults: list[str]) -> str:
 
 def _fault(raw: Mapping[str, Any], error: Any) -> str:
     """One line for one of pydantic's errors: place, what is wrong, what was probably meant."""
-    place = [part for part in error["loc"] if not _is_union_tag(raw, error["loc"], part)]
+    loc = tuple(part for part in error["loc"] if not str(part).startswith("<"))
+    place = [part for part in loc if not _is_union_tag(raw, loc, part)]
     dotted = ".".join(map(str, place)) or "config"
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":

@@ -6,11 +6,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 import tvm
+from tvm.tirx import PrimFunc
 
 from tvmflow import tasks
 from tvmflow.config import NumericsSection
 from tvmflow.database import Match, Reading
 from tvmflow.kernels import default, repacking, tf32
+from tvmflow.kernels.blocking import SHARED_ATTR
 from tvmflow.kernels.default import GFLOPS_ATTR, KEY_ATTR, RULE_ATTR
 from tvmflow.kernels.user import USER_ATTR
 from tvmflow.target import Target
@@ -71,6 +73,13 @@ def apply(prepared: tvm.IRModule, reading: Reading, target: Target, numerics: Nu
     return Applied(tvm.IRModule(functions, attrs=prepared.attrs), tuple(notes))
 
 
+def with_shared_layouts(mod: tvm.IRModule) -> tvm.IRModule:
+    """The module, in which default schedules want weights in a layout that does not depend on the other sizes."""
+    functions = {var: f.with_attr(SHARED_ATTR, True) if isinstance(f, PrimFunc) else f
+                 for var, f in mod.functions.items()}  # fmt: skip
+    return tvm.IRModule(functions, attrs=mod.attrs)
+
+
 def _default_layouts(mod: tvm.IRModule) -> frozenset[tuple[int, int]]:
-    schedule, _ = default.schedule_of(mod)
+    schedule, _ = default.schedule_of(with_shared_layouts(mod))
     return repacking.layouts(schedule.mod["main"])

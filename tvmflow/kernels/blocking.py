@@ -41,6 +41,7 @@ RULE = "product blocking"
 MAX_ROWS, MAX_VECTORS, MAX_STEPS = 16, 4, 16
 BLOCK_ROWS = 256
 BUSY = 10  # multiply-adds in flight that keep two units of four cycles' latency busy, and some more
+SHARED_ATTR = "tvmflow.shared_layouts"  # on a function whose weights other shapes of it read too
 FEW = 1 << 18  # multiply-adds that one thread has done before another has woken
 Loops: TypeAlias = list[LoopRV]
 
@@ -98,7 +99,10 @@ class Tile:
 
     @staticmethod
     def of(schedule: Schedule, product: SBlockRV, registers: Registers) -> Tile | None:
-        """The tile that keeps the multiply-add units busiest; None where no axis makes vectors."""
+        """The tile that keeps the multiply-add units busiest; None where no axis makes vectors.
+
+        Where weights are shared, its columns follow from theirs alone, so that all shapes want them in one layout.
+        """
         axes = axes_of(schedule, product)
         spatial = [axis for axis in axes if not axis.is_reduction]
         reductions = [axis for axis in axes if axis.is_reduction]
@@ -106,11 +110,13 @@ class Tile:
         if vector is None:
             return None
         lanes = registers.width(vector.extent)
+        panels = vector.extent // lanes
+        panel = _divisors(panels, MAX_VECTORS)[-1] if SHARED_ATTR in (schedule.mod["main"].attrs or {}) else None
         shapes: list[tuple[float, int, int, Axis | None]] = []
         for row in [None, *reversed(_possible_rows(schedule, product, spatial, vector))]:
             for rows in _divisors(row.extent, MAX_ROWS) if row is not None else [1]:
-                for vectors in _divisors(vector.extent // lanes, 2 * MAX_VECTORS if rows == 1 else MAX_VECTORS):
-                    if rows * vectors <= registers.count - 4:
+                for vectors in _divisors(panels, 2 * MAX_VECTORS if rows == 1 else MAX_VECTORS):
+                    if rows * vectors <= registers.count - 4 and vectors == (panel or vectors):
                         shapes.append((_busy(rows, vectors), rows * vectors, rows, row))
         _, total, rows, row = max(shapes, key=lambda shape: shape[:3])
         k = max(reductions, key=lambda axis: axis.extent)
