@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -107,10 +108,8 @@ def size_of(text: int | str) -> Callable[[Sizes], int]:
     """
     if isinstance(text, int):
         return lambda sizes: text
-    if text.isidentifier():  # also one that Python or FUNCTIONS use
-        return lambda sizes: sizes[text]
     try:
-        tree = ast.parse(text, mode="eval")
+        tree = _tree(text)
     except SyntaxError:
         raise ValueError(f"`{text}` is no size") from None
     called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
@@ -118,7 +117,7 @@ def size_of(text: int | str) -> Callable[[Sizes], int]:
         raise ValueError(f"`{text}` is no size")
     code = compile(tree, "size", "eval")
     dims = dims_of(text)
-    return lambda sizes: int(eval(code, {"__builtins__": {}, **FUNCTIONS}, {dim: sizes[dim] for dim in dims}))
+    return lambda sizes: int(eval(code, {"__builtins__": {}, **FUNCTIONS}, {f"_{dim}": sizes[dim] for dim in dims}))
 
 
 def output_sizes(signature: Signature) -> list[list[Callable[[Sizes], int]]]:
@@ -139,10 +138,13 @@ def dims_of(text: int | str) -> frozenset[str]:
     """The dimensions that a size in a signature depends on."""
     if isinstance(text, int):
         return frozenset()
-    if text.isidentifier():
-        return frozenset([text])
-    tree = ast.parse(text, mode="eval")
-    return frozenset(n.id for n in ast.walk(tree) if isinstance(n, ast.Name)) - FUNCTIONS.keys()
+    names = {node.id for node in ast.walk(_tree(text)) if isinstance(node, ast.Name)}
+    return frozenset(name[1:] for name in names - FUNCTIONS.keys())
+
+
+def _tree(text: str) -> ast.Expression:
+    """An expression, with `_` before each dimension's name: it may be a word of Python, or `min`."""
+    return ast.parse(re.sub(r"\b(?!(?:min|max)\s*\()([^\W\d]\w*)", r"_\1", text), mode="eval")
 
 
 def shown(sizes: Sizes) -> str:
