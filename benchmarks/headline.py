@@ -65,7 +65,7 @@ def time_model(artifact: Path) -> None:
     cfg = config.from_dict(manifest.config, [{"verify": {"seeds": [0]}}], source=str(artifact))
     feeds = proof.accepted(cfg, manifest)
     ours, peer = children.time_beside_peer(cfg, artifact, feeds, THREADS, SECONDS)
-    kernels = children.kernel_times(artifact, feeds)
+    (kernels,) = children.kernel_times([(artifact, feeds)])
     tuned = sum(kernels.get(kernel.name, 0.0) for kernel in manifest.kernels if kernel.origin == "tuned")
     slowest = sorted(((kernels.get(k.name, 0.0), k.name) for k in manifest.kernels), reverse=True)[:3]
     print(json.dumps({

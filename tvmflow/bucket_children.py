@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,10 +30,7 @@ class Observed:
 
 def observe(cfg: Config, folder: Path, fallback: tuple[int, int]) -> Observed:
     """Pads each dimension within each bucket, with other values behind the rows; runs the smallest in all others."""
-    from tvmflow import runtime
-
-    session = runtime.load(folder)
-    assert isinstance(session, BucketSession)
+    session = _session(folder)
     bundle = session.manifest
     padding = {dim: _padding_of(session, cfg, dim, fallback) for dim in bundle.buckets[0].dims}
     smallest = bundle.buckets[0].dims
@@ -46,6 +43,20 @@ def observe(cfg: Config, folder: Path, fallback: tuple[int, int]) -> Observed:
                          for dim, size in bucket.dims.items())
     ]  # fmt: skip
     return Observed(padding, session.run_in(0, inputs), elsewhere)
+
+
+def run_in_last(folder: Path, feeds: Sequence[Arrays]) -> list[list[np.ndarray]]:
+    """The outputs of the largest bucket on each of `feeds`, padded to it."""
+    session = _session(folder)
+    return [session.run_in(len(session.sessions) - 1, one) for one in feeds]
+
+
+def _session(folder: Path) -> BucketSession:
+    from tvmflow import runtime
+
+    session = runtime.load(folder)
+    assert isinstance(session, BucketSession)
+    return session
 
 
 def drawn_for_padding(

@@ -13,7 +13,7 @@ from tvmflow.bucket_children import Observed, drawn_for_padding, padded_to
 from tvmflow.buckets import Chooser, output_sizes, size_of
 from tvmflow.config import Config
 from tvmflow.errors import InputError, VerifyError
-from tvmflow.manifest import Bundle, RunVerdict, Verdict
+from tvmflow.manifest import Bundle, Padding, RunVerdict, Verdict
 from tvmflow.verify import Feeds
 
 RANDOM_SIZES = 12  # requests of random sizes, against the reference
@@ -55,15 +55,44 @@ def observed(cfg: Config, folder: Path, bundle: Bundle, fallback: tuple[int, int
     seen, _ = process.call("tvmflow.bucket_children:observe", cfg, folder, fallback, what="padding the buckets",
                            error=VerifyError, env=proof.RUN_ENV)  # fmt: skip
     found: Observed = seen
-    runs = [_compared(cfg, folder, bundle, f, g, found.smallest) for f, g in found.elsewhere]
-    smallest = ", ".join(f"{dim} = {size}" for dim, size in bundle.buckets[0].dims.items())
-    agreement = _verdict(runs, f"the bucket {smallest}") if runs else None
-    return bundle.model_copy(update={"padding": found.padding, "agreement": agreement})
+    padding = _confirmed(cfg, folder, bundle.model_copy(update={"padding": found.padding}), fallback)
+    smallest = bundle.buckets[0].dims
+    runs = [
+        _compared(cfg, folder, bundle, feeds, got, found.smallest) for feeds, got in found.elsewhere
+        if not any(padding[dim].kind == "mixes" and size != smallest[dim] for dim, size in feeds.dims.items())
+    ]  # fmt: skip
+    sizes = ", ".join(f"{dim} = {size}" for dim, size in smallest.items())
+    agreement = _verdict(runs, f"the bucket {sizes}") if runs else None
+    return bundle.model_copy(update={"padding": padding, "agreement": agreement})
 
 
 def verdict(cfg: Config, folder: Path, bundle: Bundle, found: Exact) -> Verdict:
     """The verdict on every bucket's own sizes and on requests that are padded and split."""
     return _verdict([*found.runs, *requests(cfg, folder, bundle, found.fallback)], found.reference)
+
+
+def _confirmed(cfg: Config, folder: Path, bundle: Bundle, fallback: tuple[int, int]) -> dict[str, Padding]:
+    """What padding does, with "mixes" where the stated values hold but results are not those of the tight inputs.
+
+    A constant in the padding of all inputs hides nothing that changes: only the reference on tight inputs shows it.
+    """
+    chosen = {
+        dim: verify.Feeds(drawn_for_padding(bundle, cfg.verify, sizes, 0, fallback), sizes, "half")
+        for dim, one in bundle.padding.items() if one.kind == "masked"
+        for sizes in [{**bundle.buckets[-1].dims, dim: max(1, bundle.buckets[-1].dims[dim] // 2)}]
+    }  # fmt: skip
+    if not chosen:
+        return bundle.padding
+    truth = proof.first_accepted(cfg, [list(chosen.values())])
+    got, _ = process.call("tvmflow.bucket_children:run_in_last", folder, [f.inputs for f in chosen.values()],
+                          what="padding the buckets", error=VerifyError, env=proof.RUN_ENV)  # fmt: skip
+    padding = dict(bundle.padding)
+    for (dim, feeds), outputs, want in zip(chosen.items(), got, truth.want, strict=True):
+        wrong = [out for out in _compared(cfg, folder, bundle, feeds, outputs, want).outputs if not out.ok]
+        if wrong:
+            reason = f"padded, output `{wrong[0].name}` is not what the model gives for the tight inputs"
+            padding[dim] = padding[dim].model_copy(update={"kind": "mixes", "reason": reason})
+    return padding
 
 
 def requests(cfg: Config, folder: Path, bundle: Bundle, fallback: tuple[int, int]) -> tuple[RunVerdict, ...]:

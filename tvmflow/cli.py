@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from tvmflow import __version__, cli_audit, cli_options, cli_proof, cli_tune
+from tvmflow import __version__, cli_audit, cli_buckets, cli_options, cli_proof, cli_tune
 from tvmflow.cli_db import db
 from tvmflow.cli_tables import progress, show_either
 from tvmflow.errors import EXIT_BUG, EXIT_INTERRUPTED, OutputError, TvmflowError, UsageError
@@ -193,6 +193,7 @@ def passes(as_json: bool, debug: bool, **model: Any) -> None:
 
 
 cli.add_command(cli_audit.audit)
+cli.add_command(cli_buckets.buckets)
 cli.add_command(db)
 cli.add_command(cli_proof.verify)
 cli.add_command(cli_proof.bisect)

@@ -7,8 +7,7 @@ from pathlib import Path
 import click
 
 from tvmflow import cli_options
-from tvmflow.cli_tables import progress, show_either
-from tvmflow.errors import OutputError
+from tvmflow.cli_tables import progress, show_either, write_text
 
 
 @click.command()
@@ -40,18 +39,8 @@ def audit(artifact: Path, timed: bool, model: Path | None, markdown: Path | None
     with progress("auditing"):
         found = flow.audit_artifact(artifact, timed, model)
     if markdown is not None:
-        _write(markdown, "\n".join(map(report_audit.markdown, found.values())))
+        write_text("--markdown", markdown, "\n".join(map(report_audit.markdown, found.values())))
     if as_json or markdown is None:
         plain = {name: one.model_dump(mode="json") for name, one in found.items()}
         show_either(Group(*map(report_audit.rendered, found.values())), plain.get("", {"buckets": plain}), as_json)
     audits.check(found)
-
-
-def _write(file: Path, text: str) -> None:
-    if str(file) == "-":
-        click.echo(text, nl=False)
-        return
-    try:
-        file.write_text(text, encoding="utf-8")
-    except OSError as exc:
-        raise OutputError(f"--markdown {file}: {exc.strerror}", "name a file in a folder that can be written") from None

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+
+from tvmflow.errors import OutputError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,6 +67,17 @@ def show_either(table: object, plain: object, as_json: bool) -> None:
         click.echo(json.dumps(plain))
     else:
         show(table)
+
+
+def write_text(option: str, file: Path, text: str) -> None:
+    """Writes the file that an option names, - is standard output; raises OutputError."""
+    if str(file) == "-":
+        click.echo(text, nl=False)
+        return
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as exc:
+        raise OutputError(f"{option} {file}: {exc.strerror}", "name a file in a folder that can be written") from None
 
 
 @contextmanager

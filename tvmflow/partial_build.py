@@ -62,7 +62,7 @@ def build(part: Part, folder: Path, whole: Manifest) -> Manifest:
         library.write_library(lowered, setting.tvm_target, library.linker(setting.target), folder)
         entries = library.write_constants(weights, folder)
     manifest = whole.model_copy(update={
-        "target": children.target_info(setting.target), "constants": entries,
+        "target": children.target_info(setting.target), "constants": entries, "weights": CONSTANTS,
         "files": {name: artifact.file_entry(folder / name) for name in (LIBRARY, CONSTANTS)},
         "kernels": library.contents(packed, lowered).kernels,
     })  # fmt: skip

@@ -48,14 +48,14 @@ def messages(folder: Path) -> dict[str, str]:
 
 
 def audited(path: Path) -> audit.Audit:
-    return flow.audit_artifact(path, False, None)
+    return flow.audit_artifact(path, False, None)[""]
 
 
 def test_a_clean_library_has_no_findings(messages: dict[str, str], folder: Path) -> None:
     found = audited(folder / "clean")
     assert messages["clean"] == ""
     assert found.findings == ()
-    audit.check(found)
+    audit.check({"": found})
     assert {use.kernel.operators for use in found.kernels} == {("exp", "sqrt", "tanh", "add", "divide")}
     assert {e.reason for e in found.external} <= {*external.ALLOWED.values()}
     assert found.numerics.llvm_flags == {}
@@ -71,7 +71,7 @@ def test_functions_of_shapes_are_the_librarys_own(messages: dict[str, str], fold
 def test_a_partitioned_subgraph_is_found(messages: dict[str, str], folder: Path) -> None:
     found = audited(folder / "partitioned")
     with pytest.raises(AuditError, match="fused_relax_matmul_elsewhere") as caught:
-        audit.check(found)
+        audit.check({"": found})
     assert caught.value.exit_code == 16
     (fault,) = found.faults
     assert "computes matmul" in fault.what
@@ -82,7 +82,8 @@ def test_the_config_allows_by_pattern_with_a_reason(messages: dict[str, str], fo
     manifest = artifact.read_manifest(folder / "partitioned")
     allow = {"audit": {"allow": {"fused_*_elsewhere": "our own code generator"}}}
     with_reason = manifest.model_copy(update={"config": {**manifest.config, **allow}})
-    found, _ = process.call("tvmflow.children:audit_library", folder / "partitioned", with_reason, None, what="audit")
+    libraries = [(folder / "partitioned", with_reason)]
+    (found,), _ = process.call("tvmflow.children:audit_libraries", libraries, None, what="audit")
     assert found.findings == ()
     assert "our own code generator" in report_audit.markdown(found)
 

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from tvmflow import errors
 from tvmflow.cli import cli
 
-COMMANDS = ["compile", "run", "verify", "bisect", "bench", "inspect", "passes", "config", "doctor"]
+COMMANDS = ["compile", "run", "verify", "bisect", "bench", "inspect", "passes", "config", "doctor", "buckets"]
 
 
 def tvmflow(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

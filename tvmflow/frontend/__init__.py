@@ -16,6 +16,7 @@ from tvmflow.errors import ReferenceRunError
 if TYPE_CHECKING:
     from tvmflow.frontend.model import Model
     from tvmflow.frontend.torch import Source
+    from tvmflow.manifest import TensorSpec
 
 Feeds = dict[str, np.ndarray]
 
@@ -41,6 +42,19 @@ def load(config: Config) -> Model:
 
     assert config.model.path is not None
     return onnx.load(config.model.path, config.model.inputs, config.shapes.dims)
+
+
+def inputs(config: Config) -> tuple[TensorSpec, ...]:
+    """What goes into the config's model; of an ONNX file read without importing it, which open dimensions may prevent.
+
+    Raises ModelError, ConfigError; for PyTorch what `load` raises.
+    """
+    if is_torch(config):
+        return load(config).signature.inputs
+    from tvmflow.frontend import onnx
+
+    assert config.model.path is not None
+    return onnx.inputs(config.model.path, config.model.inputs, config.shapes.dims)
 
 
 def first_accepted(config: Config, rows: Sequence[Sequence[Feeds]]) -> tuple[int, str, list[list[np.ndarray]]]:

@@ -57,6 +57,18 @@ def load(path: Path, model_inputs: Mapping[str, config.ModelInput], dims: Mappin
         return Model(mod, Signature(inputs=tuple(ranged), outputs=_output_specs(outputs, inputs, mod)), notes)
 
 
+def inputs(
+    path: Path, model_inputs: Mapping[str, config.ModelInput], dims: Mapping[str, int]
+) -> tuple[TensorSpec, ...]:
+    """What goes into the model in the ONNX file `path`, not imported; raises ModelError and ConfigError likewise."""
+    with _located(path):
+        model = read(path)
+        sort_nodes(model)
+        _check_valid(model)
+        fix_shapes(model, model_inputs, dims)
+        return tuple(_input_specs(model))
+
+
 @contextmanager
 def _located(path: Path) -> Iterator[None]:
     """Puts `path` in front of the messages of what is raised inside."""
