@@ -71,8 +71,8 @@ def latency(arguments: argparse.Namespace) -> None:
     folder, threads = arguments.folder, arguments.threads
     padded, dynamic = (tvmflow.load(folder / name, threads) for name in (BUNDLE, DYNAMIC))
     peer = peer_of(MODEL, threads)
-    print(f"\n{threads} threads; times in ms; a ratio is of the run through the buckets to the other\n")
-    print("| request | served by | buckets | tight | dynamic | ONNX Runtime | to tight | to dynamic | to its |")
+    print(f"\n{threads} threads; times in ms; ORT is ONNX Runtime; ratios below 1 say that the buckets take less time\n")
+    print("| request | served by | buckets | tight | dynamic | ORT | buckets/tight | buckets/dynamic | buckets/ORT |")
     print("|---|---|---|---|---|---|---|---|---|", flush=True)
     for text in arguments.sizes:
         feeds = drawn(*sizes_of(text), seed=0)

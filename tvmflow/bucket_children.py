@@ -10,7 +10,7 @@ import numpy as np
 
 from tvmflow import verify
 from tvmflow.bucket_session import BucketSession
-from tvmflow.buckets import Chooser, dims_of, output_sizes, size_of
+from tvmflow.buckets import Chooser, dims_of, leaves_outputs, size_of
 from tvmflow.config import Config, VerifySection
 from tvmflow.manifest import Bundle, Padding, TensorSpec
 from tvmflow.verify import Feeds
@@ -210,8 +210,7 @@ class _Trial:
 
 def _real_sizes(bundle: Bundle, full: Mapping[str, int], dim: str) -> list[int]:
     """How many positions of a bucket may be real so that some are padding and every output has something."""
-    computed = [size for row in output_sizes(bundle.signature) for size in row]
-    return [real for real in range(1, full[dim]) if all(size({**full, dim: real}) > 0 for size in computed)]
+    return [real for real in range(1, full[dim]) if leaves_outputs(bundle.signature, {**full, dim: real})]
 
 
 def _is_float(spec: TensorSpec) -> bool:

@@ -134,6 +134,11 @@ def check_outputs(signature: Signature, computed: Sequence[Sequence[Callable[[Si
                                  f"give larger inputs than {shown(sizes)}")  # fmt: skip
 
 
+def leaves_outputs(signature: Signature, sizes: Sizes) -> bool:
+    """Whether every output has something at these sizes."""
+    return all(size(sizes) > 0 for row in output_sizes(signature) for size in row)
+
+
 def dims_of(text: int | str) -> frozenset[str]:
     """The dimensions that a size in a signature depends on."""
     if isinstance(text, int):

@@ -112,3 +112,22 @@ def test_padding_is_a_value_that_the_input_may_hold(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         flow.compile_model(configured(folder / "model.onnx", pad=pad), tmp_path / "a.tvmflow")
+
+
+def test_a_model_that_only_takes_multiples_is_verified_on_those(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Reshape", ["x", "rows"], ["y"])]
+    graph = helper.make_graph(nodes, "rows", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])],
+                              [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["m", 4])],
+                              [numpy_helper.from_array(np.array([-1, 4]), "rows")])  # fmt: skip
+    file = tmp_path / "rows.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), file)
+    bundle = flow.compile_model(config.of_model(str(file), [{"shapes": {"buckets": {"n": [16, 32]}}}]), tmp_path / "r")
+    assert isinstance(bundle, Bundle)
+    assert (bundle.padding["n"].kind, bundle.verdict.ok) == ("masked", True)
+    tried = {run.dims["n"] for run in bundle.verdict.runs}
+    assert tried > {16, 32}
+    assert all(size % 4 == 0 for size in tried)
+    (note,) = bundle.verdict.notes
+    assert "refuses n = " in note
+    x = np.arange(20, dtype="f4")
+    np.testing.assert_array_equal(tvmflow.load(tmp_path / "r").run({"x": x})["y"], x.reshape(-1, 4))
