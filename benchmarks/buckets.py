@@ -71,7 +71,7 @@ def latency(arguments: argparse.Namespace) -> None:
     folder, threads = arguments.folder, arguments.threads
     padded, dynamic = (tvmflow.load(folder / name, threads) for name in (BUNDLE, DYNAMIC))
     peer = peer_of(MODEL, threads)
-    print(f"\n{threads} threads; times in ms; ORT is ONNX Runtime; ratios below 1 say that the buckets take less time\n")
+    print(f"\n{threads} threads; times in ms; ORT is ONNX Runtime; a ratio below 1: buckets take less time\n")
     print("| request | served by | buckets | tight | dynamic | ORT | buckets/tight | buckets/dynamic | buckets/ORT |")
     print("|---|---|---|---|---|---|---|---|---|", flush=True)
     for text in arguments.sizes:
