@@ -19,7 +19,7 @@ from tvmflow.artifact import ALIGNMENT, CONSTANTS, LIBRARY, MANIFEST
 from tvmflow.buckets import dims_of, size_of
 from tvmflow.config import Config
 from tvmflow.errors import ConfigError, ModelError, TvmflowError, UnsupportedError
-from tvmflow.manifest import Bucket, Bundle, Constant, Manifest, Padding, Signature, Stage
+from tvmflow.manifest import Bucket, Bundle, Constant, Manifest, Padding, Signature, Stage, TensorSpec
 from tvmflow.proof import OnEvent
 
 Build = Callable[[Config, Path, OnEvent], Manifest]
@@ -95,6 +95,9 @@ def _check(cfg: Config, signature: Signature) -> None:
     given = list(cfg.shapes.bucket_sizes()[0])
     _check_names("shapes.buckets", given, dims, "dimension")
     _check_names("shapes.pad", list(cfg.shapes.pad), [spec.name for spec in signature.inputs], "input")
+    for spec in signature.inputs:
+        if spec.name in cfg.shapes.pad and spec.dtype != "bfloat16":
+            _check_pad(spec, cfg.shapes.pad[spec.name])
     if left := [dim for dim in dims if dim not in given]:
         raise ConfigError(f"shapes.buckets: the model's dimension `{left[0]}` has neither buckets nor a size",
                           f"add it to the buckets, or fix it with --dim {left[0]}=SIZE")  # fmt: skip
@@ -114,6 +117,15 @@ def _check_names(key: str, names: Sequence[str], known: Sequence[str], kind: str
             meant = f", did you mean `{near[0]}`?" if near else f"; it has: {', '.join(known) or 'none'}"
             raise ConfigError(f"{key}: the model has no open {kind} `{name}`{meant}",
                               "[model.inputs] names dimensions, `tvmflow inspect` lists them")  # fmt: skip
+
+
+def _check_pad(spec: TensorSpec, value: float) -> None:
+    dtype = np.dtype(spec.dtype)
+    limits = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype) if dtype.kind in "iu" else None
+    low, high = spec.range or ((float(limits.min), float(limits.max)) if limits else (0.0, 1.0))
+    if not low <= value <= high or (dtype.kind != "f" and value != int(value)):
+        raise ConfigError(f"shapes.pad: `{spec.name}` = {value:g}, but it is {spec.dtype} from {low:g} to {high:g}",
+                          "give a value that the input may hold")  # fmt: skip
 
 
 def _follows(size: int | str, dims: Sequence[str]) -> bool:

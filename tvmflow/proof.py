@@ -152,6 +152,20 @@ def first_accepted(cfg: Config, rows: Sequence[Sequence[verify.Feeds]]) -> Truth
     )
 
 
+def each_accepted(cfg: Config, feeds: Sequence[verify.Feeds]) -> list[list[np.ndarray] | None]:
+    """What the reference gives on each of `feeds`; None where it refuses them, as models do wrong sizes."""
+    if not feeds:
+        return []
+    try:
+        return list(first_accepted(cfg, [feeds]).want)
+    except ReferenceRunError as exc:
+        if exc.crashed:
+            raise
+    outputs, _ = process.call("tvmflow.frontend:each_accepted", cfg, [one.inputs for one in feeds],
+                              what="the reference", error=ReferenceRunError, torch=frontend.is_torch(cfg))  # fmt: skip
+    return list(outputs)
+
+
 def accepted(cfg: Config, manifest: Manifest) -> Mapping[str, np.ndarray]:
     """Inputs that the reference accepts."""
     return reference(cfg, manifest).feeds[0].inputs

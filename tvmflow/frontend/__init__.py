@@ -82,6 +82,17 @@ def first_accepted(config: Config, rows: Sequence[Sequence[Feeds]]) -> tuple[int
     raise errors[0]
 
 
+def each_accepted(config: Config, feeds: Sequence[Feeds]) -> list[list[np.ndarray] | None]:
+    """Runs the reference on each of `feeds`: its outputs, or None where it refuses them."""
+    outputs: list[list[np.ndarray] | None] = []
+    for one in feeds:
+        try:
+            outputs += run_reference(config, [one])[1]
+        except ReferenceRunError:
+            outputs.append(None)
+    return outputs
+
+
 def run_reference(config: Config, feeds: Sequence[Feeds]) -> tuple[str, list[list[np.ndarray]]]:
     """Runs the model as it was given, not as it was rewritten, on each of `feeds`.
 
