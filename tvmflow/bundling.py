@@ -54,7 +54,8 @@ def build(cfg: Config, folder: Path, build_one: Build, on_event: OnEvent) -> Bun
     )  # fmt: skip
     bundle = Bundle(
         format_version=artifact.FORMAT_VERSION, name=config.name(cfg), signature=signature,
-        config=config.to_json(_resolved(cfg, first)), source=first.source, source_data=first.source_data, target=first.target, versions=first.versions,
+        config=config.to_json(_resolved(cfg, first)), source=first.source, source_data=first.source_data,
+        target=first.target, versions=first.versions,
         files={name: artifact.file_entry(folder / name) for name in files},
         stages=(Stage(name="build the buckets", seconds=time.monotonic() - started),),
         peak_rss_bytes=max(manifest.peak_rss_bytes for manifest in manifests), notes=tuple(_notes(joined)),
