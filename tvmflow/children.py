@@ -119,8 +119,8 @@ class StageLog:
             place = ", ".join([name, *getattr(exc, "__notes__", [])])
             raise CompileError(
                 f"{place}: TVM failed: {last_line(exc)[:300]}",
-                "TVM fails most on open dimensions: fix them with --shape or --dim, or state the sizes that are served in"
-                " `[shapes] buckets`; --debug shows the whole trace",
+                "TVM fails most on open dimensions: fix them with --shape or --dim, or state the sizes that are served "
+                "in `[shapes] buckets`; --debug shows the whole trace",
             ) from exc
         self.stages.append(Stage(name=name, seconds=time.monotonic() - started))
 
