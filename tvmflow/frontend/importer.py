@@ -25,8 +25,7 @@ from tvmflow.frontend.sizes import SizeArithmetic
 
 # Operator -> the inputs that its converter takes as a relax.ShapeExpr where their values are known as expressions.
 SHAPE_INPUTS: Mapping[str, Set[int]] = {
-    "Reshape": {1}, "Expand": {1}, "ConstantOfShape": {0}, "Resize": {3}, "Slice": {1, 2}, "Tile": {1}, "Split": {1},
-    "Pad": {1},
+    "Reshape": {1}, "Expand": {1}, "ConstantOfShape": {0}, "Resize": {3}, "Slice": {1, 2}, "Tile": {1},
 }
 SEQUENCE_OPERATORS = frozenset({
     "Optional", "OptionalGetElement", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert",
