@@ -45,11 +45,16 @@ def feeds_of(session: Session, seed: int) -> dict[str, np.ndarray]:
             else rng.standard_normal(spec.shape).astype(spec.dtype) for spec in session.signature.inputs}  # fmt: skip
 
 
-def row(name: str, artifact: Path, model: Path, threads: int) -> None:
-    session = tvmflow.load(artifact, threads)
+def peer_of(model: Path, threads: int = 0) -> onnxruntime.InferenceSession:
+    """ONNX Runtime's session of a model; 0 threads are as many as it takes by itself."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads, options.log_severity_level = threads, 3
-    peer = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def row(name: str, artifact: Path, model: Path, threads: int) -> None:
+    session = tvmflow.load(artifact, threads)
+    peer = peer_of(model, threads)
     feeds = feeds_of(session, 0)
     ours, theirs = bench.interleave({"a": lambda: session.run(feeds), "b": lambda: peer.run(None, feeds)}, SECONDS)
     print(f"| {name} | {threads} | {ours.median_s * 1e6:.1f} | {theirs.median_s * 1e6:.1f} | "

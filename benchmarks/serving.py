@@ -11,13 +11,13 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
-import onnxruntime
 import psutil
-from overhead import feeds_of
+from overhead import feeds_of, peer_of
 
 import tvmflow
 from tvmflow import config, flow
@@ -27,28 +27,40 @@ ROOT = Path(__file__).resolve().parents[1]
 THREADS, CALLS, PARTS = 8, 1000, 10
 
 
+def resident() -> float:
+    """This process's memory in MiB."""
+    return float(psutil.Process().memory_info().rss / 2**20)
+
+
+def memory_over(calls: Callable[[int, int], None], threads: int, parts: int) -> Iterator[float]:
+    """Resident MiB after each part, in which all threads make calls at once: `calls(thread, part)`."""
+    together = threading.Barrier(threads)
+
+    def start(thread: int, part: int) -> None:
+        together.wait()
+        calls(thread, part)
+
+    with ThreadPoolExecutor(threads) as pool:
+        for part in range(parts):
+            list(pool.map(start, range(threads), [part] * threads))
+            yield resident()
+
+
 def serve(artifact: Path, model: Path, threads: int) -> None:
     """Prints one row of the table for calls that each use `threads` threads."""
     session = tvmflow.load(artifact, threads)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    peer = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    peer = peer_of(model)
     feeds = [feeds_of(session, seed) for seed in range(THREADS)]
     wanted = [peer.run(None, feed) for feed in feeds]
     worst = [0.0] * THREADS
-    together = threading.Barrier(THREADS)
 
-    def calls(thread: int) -> None:
-        together.wait()
+    def calls(thread: int, _part: int) -> None:
         for _ in range(CALLS // PARTS):
             for got, want in zip(session.run_list(feeds[thread]), wanted[thread], strict=True):
                 worst[thread] = max(worst[thread], float(np.abs(got - want).max()))
 
-    memory, started = [], time.perf_counter()
-    with ThreadPoolExecutor(THREADS) as pool:
-        for _ in range(PARTS):
-            list(pool.map(calls, range(THREADS)))
-            memory.append(psutil.Process().memory_info().rss / 2**20)
+    started = time.perf_counter()
+    memory = list(memory_over(calls, THREADS, PARTS))
     rate = THREADS * CALLS / (time.perf_counter() - started)
     print(f"| {threads} | {rate:.0f} | {max(worst):.1e} | {', '.join(f'{size:.1f}' for size in memory)} |", flush=True)
 

@@ -1,13 +1,15 @@
-"""The table of docs/proof.md: whose the difference to the reference is, for every config, fast math included.
+"""The tables of docs/proof.md: whose the difference to the reference is, for every config.
 
-    python scripts/attribution.py configs/*.toml
+    python scripts/attribution.py configs/*.toml                                 # as configured: tuned
+    python scripts/attribution.py --set numerics.fast_math=true configs/*.toml   # no record was made for that: untuned
 
-Each model is compiled with numerics.fast_math = true and then attributed, which builds it three or four times. Of a
-model with several outputs the one is shown that is furthest off, as a share of its tolerance.
+Each model is compiled and then attributed, which builds it three or four times. Of a model with several outputs the
+one is shown that is furthest off, as a share of its tolerance.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
@@ -15,21 +17,26 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-STAGES = ("import", "schedule", "winograd", "fast_math")
+STAGES = ("import", "schedule", "winograd")
+LAST = ("fast_math", "artifact")  # one of them, as the config has it
 
 
 def main() -> None:
-    print("| model | reference | outputs | import | schedules | Winograd | fast math | values out of tolerance |")
-    print("|---|---|---|---|---|---|---|---|")
-    for config in sys.argv[1:]:
-        print(row(Path(config)), flush=True)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("configs", nargs="+", type=Path)
+    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as of `tvmflow compile`")
+    given = parser.parse_args()
+    print("| model | reference | outputs | tuned | import | schedules | Winograd | the artifact | out of tolerance |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for config in given.configs:
+        print(row(config, [part for value in given.set for part in ("--set", value)]), flush=True)
 
 
-def row(config: Path) -> str:
+def row(config: Path, options: list[str]) -> str:
     """One model's row, or why it has none."""
     with tempfile.TemporaryDirectory() as folder:
         artifact = str(Path(folder) / "model.tvmflow")
-        made = tvmflow("compile", str(config), "--no-verify", "--set", "numerics.fast_math=true", "-o", artifact)
+        made = tvmflow("compile", str(config), "--no-verify", *options, "--json", "-o", artifact)
         if made.returncode:
             return f"| {config.stem} | {made.stderr.strip().splitlines()[0]} |"
         done = tvmflow("verify", artifact, "--attribute", "--json")
@@ -39,10 +46,14 @@ def row(config: Path) -> str:
     outputs = list(dict.fromkeys(one["output"] for one in found["rows"]))
     worst = max(outputs, key=lambda name: share(found, name))
     rows = {one["stage"]: one for one in found["rows"] if one["output"] == worst}
-    cells = [cell(rows[stage]) if stage in rows else "" for stage in STAGES]
+    last = next(stage for stage in LAST if stage in rows)
+    cells = [cell(rows[stage]) if stage in rows else "" for stage in (*STAGES, last)]
+    kernels = json.loads(made.stdout)["kernels"]
+    tuned = f"{sum(kernel['origin'] == 'tuned' for kernel in kernels)} of {len(kernels)}"
     wrong = [f"{stage}: {count}" for stage in rows if (count := mismatched(found, stage))]
     reference = found["verdict"]["reference"].partition(",")[0]
-    return f"| {config.stem} | {reference} | {len(outputs)} | {' | '.join(cells)} | {', '.join(wrong) or 'none'} |"
+    columns = [config.stem, reference, str(len(outputs)), tuned, *cells, ", ".join(wrong) or "none"]
+    return f"| {' | '.join(columns)} |"
 
 
 def cell(one: dict[str, Any]) -> str:

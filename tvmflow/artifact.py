@@ -133,6 +133,15 @@ def check_files(folder: Path, manifest: Described) -> None:
             raise ArtifactError(f"{file}: changed or damaged since it was built", "compile the model again")
 
 
+def check_source(model: Path, manifest: Described) -> None:
+    """Raises ArtifactError where `model`, or a file beside it that holds weights, is not what was compiled."""
+    beside = {model.parent / name: entry for name, entry in manifest.source_data.items()}
+    for file, entry in ({model: manifest.source} | beside).items():
+        if entry and (not file.is_file() or file_entry(file) != entry):
+            raise ArtifactError(f"{file}: not the file that {manifest.name} was compiled from",
+                                "name the right one with --model, or compile again")  # fmt: skip
+
+
 def check_machine(manifest: Described, features: frozenset[str], versions: dict[str, str]) -> None:
     """Raises ArtifactError where the library cannot run here: architecture, CPU extensions, run-time version."""
     here = platform.machine()

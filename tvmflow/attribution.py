@@ -32,8 +32,9 @@ class _Stage:
 def attribute(cfg: Config, folder: Path, manifest: Manifest, on_event: proof.OnEvent) -> Attribution:
     """Builds the model of the artifact in `folder` stage by stage and holds each build against the reference.
 
-    Raises what building and running raise.
+    Raises what building and running raise, and ArtifactError where the artifact cannot be run on this machine.
     """
+    proof.check_runs_here(manifest)
     on_event("running the reference")
     truth = proof.reference(cfg, manifest)
     stages = _stages(cfg, manifest)

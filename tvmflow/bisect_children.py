@@ -28,7 +28,7 @@ class Running:
 
     kernel: str
     number: int
-    """Which kernel call of the run it is, from 1."""
+    """Which of the calls, or of the kernels that are built, it is, from 1."""
 
 
 def compare_kernels(good: Path, bad: Path, feeds: Mapping[str, np.ndarray], narrowest: str, kept: Path
@@ -120,22 +120,28 @@ def wrong_user_kernels(part: Part, folder: Path, feeds: Mapping[str, np.ndarray]
     from tvmflow import runtime
     from tvmflow.kernel_check import machine_of
 
-    calls: list[tuple[str, list[Any]]] = []
+    replaced, setting = partial_build.replacements(part)
+    distinct = list({id(one): one for one in replaced}.values())
+    calls: list[tuple[list[Replacement], list[Any]]] = []
 
     def around(_function: object, name: str, before: bool, _result: object, *args: Any) -> int:
-        if not before and name.startswith("user_"):
-            calls.append((name, _given(args)))
+        if name.startswith("user_"):
+            arrays = _given(args)
+            alike = [one for one in distinct if _takes(one, name, arrays)]
+            if before:
+                emit(Running(str(alike[0].kernel) if alike else name, len(calls) + 1))
+            else:
+                calls.append((alike, arrays))
         return 0
 
     runtime.load_one(folder).watch_kernels(feeds, around)
-    found, setting = partial_build.replacements(part)
     with setting.entered():
-        machines = [(one, machine_of(one, setting.tvm_target)) for one in {id(one): one for one in found}.values()]
+        machines = {id(one): machine_of(one, setting.tvm_target) for one in distinct}
     errors = []
-    for number, (name, arrays) in enumerate(calls, 1):
-        alike = [(one, machine) for one, machine in machines if _takes(one, name, arrays)]
-        judged = [_error_of(str(one.kernel), number, arrays[-1], machine["reference"](*_tensors(arrays[:-1])).numpy(),
-                            narrowest) for one, machine in alike]  # fmt: skip
+    for number, (alike, arrays) in enumerate(calls, 1):
+        judged = [_error_of(str(one.kernel), number, arrays[-1],
+                            machines[id(one)]["reference"](*_tensors(arrays[:-1])).numpy(), narrowest)
+                  for one in alike]  # fmt: skip
         errors += sorted(judged, key=lambda error: error.share)[:1]
     return [error for error in errors if not error.ok]
 

@@ -25,9 +25,10 @@ from tvmflow.step_search import IMPORT, Search, Subject, wrong
 def bisect(subject: Subject, out: Path, on_event: proof.OnEvent) -> Bisection:
     """Holds the whole build against the reference and, where that is wrong, finds out why; `out` gets a reproducer.
 
-    Raises what the reference and the frontend raise, never what a part of the build does, and OutputError where `out`
-    holds something else than a reproducer.
+    Raises what the reference and the frontend raise, never what a part of the build does, ArtifactError where the
+    whole build cannot be run on this machine, and OutputError where `out` holds something else than a reproducer.
     """
+    proof.check_runs_here(subject.manifest)
     reproduction.clear(out)
     on_event("running the reference")
     truth = proof.reference(subject.cfg, subject.manifest)
@@ -146,12 +147,17 @@ class _Inquiry:
 
     def _of_user_kernel(self, count: int) -> Culprit:
         """A kernel of the user's that does not compute what the operators do that it replaces."""
-        search = self.search
+        search, running = self.search, list[Running]()
         found = self._of_step(count - 1, count)
         search.on_event("holding the user's kernels against what they replace")
         narrowest, feeds = search.subject.manifest.narrowest_float, search.truth.feeds[0].inputs
-        faulty = _with_compiler("bisect_children:wrong_user_kernels", search.part(count), search.folder(count), feeds,
-                                narrowest)  # fmt: skip
+        try:
+            faulty = _with_compiler("bisect_children:wrong_user_kernels", search.part(count), search.folder(count),
+                                    feeds, narrowest, on_event=running.append)  # fmt: skip
+        except CompileError as exc:
+            if not exc.crashed or not running:
+                raise
+            faulty = [_fatal(running[-1].kernel, running[-1].number, "it ends the process")]
         if not faulty:
             return found
         summary = f"{faulty[0].kernel} does not compute what it replaces: {faulty[0].reason}"

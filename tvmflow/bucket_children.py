@@ -10,7 +10,7 @@ import numpy as np
 
 from tvmflow import verify
 from tvmflow.bucket_session import BucketSession
-from tvmflow.buckets import Chooser, dims_of, size_of
+from tvmflow.buckets import Chooser, dims_of, leaves_outputs, size_of
 from tvmflow.config import Config, VerifySection
 from tvmflow.manifest import Bundle, Padding, TensorSpec
 from tvmflow.verify import Feeds
@@ -85,11 +85,13 @@ def _padding_of(session: BucketSession, cfg: Config, dim: str, fallback: tuple[i
     bundle, allowed = session.manifest, dim in cfg.shapes.allow_padding
     stated = [spec.name for spec in bundle.signature.inputs if spec.name in bundle.pad and dim in spec.shape]
     faults: dict[bool, str] = {}  # by whether the stated inputs hold their values in the padding
-    runs = 0
+    tied, runs = "", 0
     for index, bucket in enumerate(bundle.buckets):
-        if bucket.dims[dim] == 1:
+        possible = _real_sizes(bundle, bucket.dims, dim)
+        if not possible:
             continue
-        trial = _Trial(session, cfg.verify, index, dim, fallback)
+        real = int(np.random.default_rng(index).choice(possible))
+        trial = _Trial(session, cfg.verify, index, dim, real, fallback)
         for held in (True, False) if stated else (False,):
             if held in faults:
                 continue
@@ -98,21 +100,22 @@ def _padding_of(session: BucketSession, cfg: Config, dim: str, fallback: tuple[i
                 if fault := trial.changed(feeds):
                     faults[held] = f"output `{fault}` changes with {what} in the padding of {trial.place}"
                     break
-    return _judged(bundle, dim, stated, faults, runs).model_copy(update={"allowed": allowed})
+        if False not in faults and not tied:
+            runs += 1
+            tied = trial.tied()
+    return _judged(bundle, dim, stated, faults, tied, runs).model_copy(update={"allowed": allowed})
 
 
-def _judged(bundle: Bundle, dim: str, stated: list[str], faults: Mapping[bool, str], runs: int) -> Padding:
+def _judged(bundle: Bundle, dim: str, stated: list[str], faults: Mapping[bool, str], tied: str, runs: int) -> Padding:
     def padding(kind: str, reason: str) -> Padding:
         return Padding.model_validate({"kind": kind, "allowed": False, "reason": reason, "runs": runs})
 
     if not runs:
         return padding("unproven", "no bucket has more than one position to pad")
+    if False not in faults and tied:
+        return padding("masked", f"nothing in the padding changes values; {tied}")
     if False not in faults:
-        follows = [spec.name for spec in bundle.signature.outputs
-                   if any(dim in dims_of(size) and size != dim for size in spec.shape)]  # fmt: skip
-        if not follows:
-            return padding("independent", "no position changes the values of another")
-        return padding("masked", f"nothing in the padding changes values; `{follows[0]}` is not cut where inputs are")
+        return padding("independent", "no position changes the values of another")
     if stated and True not in faults:
         values = ", ".join(f"`{name}` = {bundle.pad[name]:g}" for name in stated)
         return padding("masked", f"nothing in the padding changes values while it holds {values}")
@@ -122,13 +125,13 @@ def _judged(bundle: Bundle, dim: str, stated: list[str], faults: Mapping[bool, s
 class _Trial:
     """One bucket filled with rows, of which only the first are real in one dimension."""
 
-    def __init__(self, session: BucketSession, section: VerifySection, index: int, dim: str, fallback: tuple[int, int]
-                 ) -> None:  # fmt: skip
+    def __init__(self, session: BucketSession, section: VerifySection, index: int, dim: str, real: int,
+                 fallback: tuple[int, int]) -> None:  # fmt: skip
         bundle = session.manifest
         self._session, self._section, self._dim = session.sessions[index], section, dim
         self._signature, self._pad = bundle.signature, bundle.pad
         full = bundle.buckets[index].dims
-        self._sizes = full | {dim: int(np.random.default_rng(index).integers(1, full[dim]))}
+        self._sizes = full | {dim: real}
         self._base = drawn_for_padding(bundle, section, full, 0, fallback)
         self._other = drawn_for_padding(bundle, section, full, 1, fallback)
         self._want = self._run(self._filled({name: np.asarray(self._pad.get(name, 0)) for name in self._base}))
@@ -154,6 +157,31 @@ class _Trial:
                 return spec.name
         return None
 
+    def tied(self) -> str:
+        """Why a request cannot be served in pieces though no padding changes its rows; empty where it can.
+
+        Causal models and those that number positions are seen when all rows move along the dimension.
+        """
+        for spec in (*self._signature.inputs, *self._signature.outputs):
+            if any(self._dim in dims_of(size) and size != self._dim for size in spec.shape):
+                return f"`{spec.name}` is not cut where inputs are"
+            if spec.shape.count(self._dim) > 1:
+                return f"`{spec.name}` has it along two axes"
+        moved = {spec.name: self._moved(spec, self._base[spec.name]) for spec in self._signature.inputs}
+        narrowest = self._session.manifest.narrowest_float
+        outputs = (self._session.run_list(feeds) for feeds in (moved, self._base))
+        for spec, got, before in zip(self._signature.outputs, *outputs, strict=True):
+            want = self._moved(spec, before)
+            tolerance = verify.tolerance(spec.name, want, self._section, narrowest)
+            if not verify.compare_output(spec.name, got, want, tolerance).ok:
+                return f"output `{spec.name}` changes with the place of a position"
+        return ""
+
+    def _moved(self, spec: TensorSpec, array: np.ndarray) -> np.ndarray:
+        """The array with its rows moved on along the dimension, the last ones to the front."""
+        axes = tuple(axis for axis, size in enumerate(spec.shape) if size == self._dim)
+        return np.roll(array, [self._sizes[self._dim]] * len(axes), axes)
+
     def _filled(self, values: Arrays) -> Arrays:
         """The real rows, with `values` (one for all, or an array of the whole input) behind them."""
         return {spec.name: self._fill(spec, values[spec.name]) for spec in self._signature.inputs}
@@ -178,6 +206,11 @@ class _Trial:
             np.ascontiguousarray(output[tuple(slice(size_of(size)(self._sizes)) for size in spec.shape)])
             for spec, output in zip(self._signature.outputs, outputs, strict=True)
         ]
+
+
+def _real_sizes(bundle: Bundle, full: Mapping[str, int], dim: str) -> list[int]:
+    """How many positions of a bucket may be real so that some are padding and every output has something."""
+    return [real for real in range(1, full[dim]) if leaves_outputs(bundle.signature, {**full, dim: real})]
 
 
 def _is_float(spec: TensorSpec) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 
 from tvmflow import artifact, inputs, npz, process, proof, verify
 from tvmflow.bucket_children import Observed, drawn_for_padding, padded_to
-from tvmflow.buckets import Chooser, size_of
+from tvmflow.buckets import Chooser, leaves_outputs, shown, size_of
 from tvmflow.config import Config
 from tvmflow.errors import InputError, VerifyError
 from tvmflow.manifest import Bundle, Padding, RunVerdict, Verdict
@@ -68,7 +68,9 @@ def observed(cfg: Config, folder: Path, bundle: Bundle, fallback: tuple[int, int
 
 def verdict(cfg: Config, folder: Path, bundle: Bundle, found: Exact) -> Verdict:
     """The verdict on every bucket's own sizes and on requests that are padded and split."""
-    return _verdict([*found.runs, *requests(cfg, folder, bundle, found.fallback)], found.reference)
+    runs, refused = requests(cfg, folder, bundle, found.fallback)
+    notes = [f"{found.reference} refuses {'; '.join(map(shown, refused))}, which buckets serve"] if refused else []
+    return _verdict([*found.runs, *runs], found.reference, notes)
 
 
 def _confirmed(cfg: Config, folder: Path, bundle: Bundle, fallback: tuple[int, int]) -> dict[str, Padding]:
@@ -76,18 +78,22 @@ def _confirmed(cfg: Config, folder: Path, bundle: Bundle, fallback: tuple[int, i
 
     A constant in the padding of all inputs hides nothing that changes: only the reference on tight inputs shows it.
     """
-    chosen = {
-        dim: verify.Feeds(drawn_for_padding(bundle, cfg.verify, sizes, 0, fallback), sizes, "half")
+    largest = bundle.buckets[-1].dims
+    candidates = [
+        (dim, Feeds(drawn_for_padding(bundle, cfg.verify, sizes, 0, fallback), sizes, "fewer"))
         for dim, one in bundle.padding.items() if one.kind == "masked"
-        for sizes in [{**bundle.buckets[-1].dims, dim: max(1, bundle.buckets[-1].dims[dim] // 2)}]
-    }  # fmt: skip
+        # Half as many; models that only take multiples of a number take what other buckets hold.
+        for size in sorted({largest[dim] // 2, *(bucket.dims[dim] for bucket in bundle.buckets)})
+        for sizes in [{**largest, dim: size}] if 0 < size < largest[dim] and leaves_outputs(bundle.signature, sizes)
+    ]  # fmt: skip
+    truth = proof.each_accepted(cfg, [feeds for _, feeds in candidates])
+    chosen = [(dim, feeds, want) for (dim, feeds), want in zip(candidates, truth, strict=True) if want is not None]
     if not chosen:
         return bundle.padding
-    truth = proof.first_accepted(cfg, [list(chosen.values())])
-    got, _ = process.call("tvmflow.bucket_children:run_in_last", folder, [f.inputs for f in chosen.values()],
+    got, _ = process.call("tvmflow.bucket_children:run_in_last", folder, [feeds.inputs for _, feeds, _ in chosen],
                           what="padding the buckets", error=VerifyError, env=proof.RUN_ENV)  # fmt: skip
     padding = dict(bundle.padding)
-    for (dim, feeds), outputs, want in zip(chosen.items(), got, truth.want, strict=True):
+    for (dim, feeds, want), outputs in zip(chosen, got, strict=True):
         wrong = [out for out in _compared(cfg, folder, bundle, feeds, outputs, want).outputs if not out.ok]
         if wrong:
             reason = f"padded, output `{wrong[0].name}` is not what the model gives for the tight inputs"
@@ -95,25 +101,27 @@ def _confirmed(cfg: Config, folder: Path, bundle: Bundle, fallback: tuple[int, i
     return padding
 
 
-def requests(cfg: Config, folder: Path, bundle: Bundle, fallback: tuple[int, int]) -> tuple[RunVerdict, ...]:
+def requests(cfg: Config, folder: Path, bundle: Bundle, fallback: tuple[int, int]
+             ) -> tuple[list[RunVerdict], list[dict[str, int]]]:  # fmt: skip
     """Runs requests of random sizes as a user would, and those under [verify] inputs, and compares with the reference.
 
-    Where a dimension is padded although that changes values, the reference gets the padded inputs.
+    Where a dimension is padded although that changes values, the reference gets the padded inputs. Returns the sizes
+    that the reference refuses too, which happens to models that only take multiples of a number.
     """
-    chosen = [*_random(cfg, bundle, fallback), *_given(cfg, bundle)]
-    if not chosen:
-        return ()
-    truth = proof.first_accepted(cfg, [[_of_reference(bundle, feeds) for feeds in chosen]])
-    got = proof.run(folder, bundle, [feeds.inputs for feeds in chosen], None, VerifyError)
-    return tuple(
-        _compared(cfg, folder, bundle, feeds, g, _cut(bundle, feeds.dims, w))
-        for feeds, g, w in zip(chosen, got, truth.want, strict=True)
-    )
+    random, given = list(_random(cfg, bundle, fallback)), list(_given(cfg, bundle))
+    truth = proof.each_accepted(cfg, [_of_reference(bundle, feeds) for feeds in random])
+    if given:
+        truth += proof.first_accepted(cfg, [[_of_reference(bundle, feeds) for feeds in given]]).want
+    chosen = [(feeds, want) for feeds, want in zip([*random, *given], truth, strict=True) if want is not None]
+    got = proof.run(folder, bundle, [feeds.inputs for feeds, _ in chosen], None, VerifyError) if chosen else []
+    runs = [_compared(cfg, folder, bundle, feeds, g, _cut(bundle, feeds.dims, want))
+            for (feeds, want), g in zip(chosen, got, strict=True)]  # fmt: skip
+    return runs, [feeds.dims for feeds, want in zip(random, truth, strict=False) if want is None]
 
 
-def _verdict(runs: Sequence[RunVerdict], reference: str) -> Verdict:
+def _verdict(runs: Sequence[RunVerdict], reference: str, notes: Sequence[str] = ()) -> Verdict:
     ok = all(out.ok for run in runs for out in run.outputs)
-    return Verdict(ok=ok, reference=reference, notes=(), runs=tuple(runs))
+    return Verdict(ok=ok, reference=reference, notes=tuple(notes), runs=tuple(runs))
 
 
 def _compared(cfg: Config, folder: Path, bundle: Bundle, feeds: Feeds, got: list[np.ndarray], want: list[np.ndarray]
@@ -154,6 +162,8 @@ def _is_served(bundle: Bundle, sizes: Mapping[str, int]) -> bool:
     try:
         pieces = _chooser(bundle).pieces(sizes)
     except InputError:
+        return False
+    if not leaves_outputs(bundle.signature, sizes):  # which references refuse
         return False
     # Where values depend on the bucket's size, a request in pieces has no one reference.
     return len(pieces) == 1 or not _mixing(bundle)

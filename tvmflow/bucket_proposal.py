@@ -21,7 +21,7 @@ from tvmflow.observed import Observed
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked for: the file of observed sizes, at most how many buckets, multiples by dimension ("" for all)."""
+    """What is asked for: the file of observed sizes, at most how many buckets, of which multiples ("" for all dims)."""
 
     trace: Path
     most: int = 8

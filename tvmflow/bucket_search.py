@@ -13,7 +13,8 @@ import numpy as np
 CANDIDATES = 2048  # sizes tried with one dimension: exact programming takes their square
 CORNERS = 4096  # combinations of sizes tried with several dimensions
 EXHAUSTIVE = 2000  # as many sets of buckets are simply all tried
-STARTS = 1 << 15  # random ones of the local search times buckets times combinations: what there is time for
+STARTS = 16  # random ones of the local search, at most,
+EFFORT = 1 << 15  # and those times buckets times combinations: what there is time for
 EXCHANGE = 1e-6  # of the time: what an exchange must save
 SizeFunction: TypeAlias = Callable[[np.ndarray], np.ndarray]  # int (n, dims) -> float64 (n,)
 
@@ -161,7 +162,7 @@ def searched(grid: Grid, products: list[np.ndarray]) -> list[np.ndarray]:
         else:
             grown = _grown(grid, found[-1], count)
             random = [rng.choice(len(grid.sizes) - 1, count - 1, replace=False)
-                      for _ in range(STARTS // (count * len(grid.sizes)))]
+                      for _ in range(min(STARTS, EFFORT // (count * len(grid.sizes))))]
             starts = [grown, _grown(grid, products[count - 1], count),
                       *(np.append(one, len(grid.sizes) - 1) for one in random)]
             found.append(min((_swapped(grid, one) for one in starts), key=lambda one: expected(grid, one)))

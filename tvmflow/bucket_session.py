@@ -27,7 +27,7 @@ class BucketSession:
         self._places = {dim: _place(manifest.signature, dim) for dim in self._dims}
         self._chooser = Chooser([bucket.dims for bucket in manifest.buckets], manifest.padding)
         self._by_sizes = {tuple(bucket.dims.values()): index for index, bucket in enumerate(manifest.buckets)}
-        self._output_sizes = [[buckets.size_of(size) for size in spec.shape] for spec in self.signature.outputs]
+        self._output_sizes = buckets.output_sizes(self.signature)
 
     @property
     def signature(self) -> Signature:
@@ -52,6 +52,7 @@ class BucketSession:
         if exact is not None:
             return self.sessions[exact].run_list(values, into)
         pieces = self._chooser.pieces(sizes)
+        buckets.check_outputs(self.signature, self._output_sizes, sizes)
         arrays = {name: self._on_cpu(value) for name, value in values.items()}
         outputs = self._joined(pieces, sizes, [self._run_piece(piece, arrays) for piece in pieces])
         return outputs if into is None else [into(vm.to_device(vm.to_tensor(out), self._device)) for out in outputs]
@@ -67,7 +68,7 @@ class BucketSession:
         feeds = {spec.name: self._part(spec, arrays[spec.name], piece, held) for spec in self.signature.inputs}
         outputs = self.sessions[piece.bucket].run_list(feeds)
         return [
-            np.ascontiguousarray(output[tuple(slice(size(piece.sizes)) for size in sizes)])
+            np.asarray(output[tuple(slice(size(piece.sizes)) for size in sizes)], order="C")
             for output, sizes in zip(outputs, self._output_sizes, strict=True)
         ]
 

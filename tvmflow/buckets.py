@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tvmflow.errors import InputError
-from tvmflow.manifest import Padding
+from tvmflow.manifest import Padding, Signature
 
 Sizes = Mapping[str, int]
 # What the texts of sizes in a signature may hold, beside names of dimensions and integers.
@@ -78,8 +79,8 @@ class Chooser:
             ]  # fmt: skip
             if able:
                 return dim, max(able, key=lambda index: (self._buckets[index][dim], -self._elements(index)))
-        raise InputError(f"no bucket fits {_text(sizes)}: {self._reason(sizes)}",
-                         f"buckets: {'; '.join(map(_text, self._buckets))}")  # fmt: skip
+        raise InputError(f"no bucket fits {shown(sizes)}: {self._reason(sizes)}",
+                         f"buckets: {'; '.join(map(shown, self._buckets))}")  # fmt: skip
 
     def _splits(self, dim: str, index: int, sizes: Sizes) -> bool:
         return self._padding[dim].kind == "independent" and sizes[dim] > self._buckets[index][dim]
@@ -108,25 +109,49 @@ def size_of(text: int | str) -> Callable[[Sizes], int]:
     if isinstance(text, int):
         return lambda sizes: text
     try:
-        tree = ast.parse(text, mode="eval")
+        tree = _tree(text)
     except SyntaxError:
         raise ValueError(f"`{text}` is no size") from None
-    names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     called = {node.func.id for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)}
     if not all(isinstance(node, NODES) for node in ast.walk(tree)) or not called <= FUNCTIONS.keys():
         raise ValueError(f"`{text}` is no size")
     code = compile(tree, "size", "eval")
-    dims = names - FUNCTIONS.keys()
-    return lambda sizes: int(eval(code, {"__builtins__": {}, **FUNCTIONS}, {dim: sizes[dim] for dim in dims}))
+    dims = dims_of(text)
+    return lambda sizes: int(eval(code, {"__builtins__": {}, **FUNCTIONS}, {f"_{dim}": sizes[dim] for dim in dims}))
+
+
+def output_sizes(signature: Signature) -> list[list[Callable[[Sizes], int]]]:
+    """What computes each output's sizes, in the signature's order."""
+    return [[size_of(size) for size in spec.shape] for spec in signature.outputs]
+
+
+def check_outputs(signature: Signature, computed: Sequence[Sequence[Callable[[Sizes], int]]], sizes: Sizes) -> None:
+    """Raises InputError where an output's size would be negative, as of a window longer than what it moves over."""
+    for spec, row in zip(signature.outputs, computed, strict=True):
+        for text, size in zip(spec.shape, row, strict=True):
+            if (result := size(sizes)) < 0:
+                raise InputError(f"output `{spec.name}` would have the size {text} = {result}",
+                                 f"give larger inputs than {shown(sizes)}")  # fmt: skip
+
+
+def leaves_outputs(signature: Signature, sizes: Sizes) -> bool:
+    """Whether every output has something at these sizes."""
+    return all(size(sizes) > 0 for row in output_sizes(signature) for size in row)
 
 
 def dims_of(text: int | str) -> frozenset[str]:
     """The dimensions that a size in a signature depends on."""
     if isinstance(text, int):
         return frozenset()
-    tree = ast.parse(text, mode="eval")
-    return frozenset(n.id for n in ast.walk(tree) if isinstance(n, ast.Name)) - FUNCTIONS.keys()
+    names = {node.id for node in ast.walk(_tree(text)) if isinstance(node, ast.Name)}
+    return frozenset(name[1:] for name in names - FUNCTIONS.keys())
 
 
-def _text(sizes: Sizes) -> str:
+def _tree(text: str) -> ast.Expression:
+    """An expression, with `_` before each dimension's name: it may be a word of Python, or `min`."""
+    return ast.parse(re.sub(r"\b(?!(?:min|max)\s*\()([^\W\d]\w*)", r"_\1", text), mode="eval")
+
+
+def shown(sizes: Sizes) -> str:
+    """Sizes as an error shows them."""
     return ", ".join(f"{dim} = {size}" for dim, size in sizes.items())

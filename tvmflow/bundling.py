@@ -19,7 +19,7 @@ from tvmflow.artifact import ALIGNMENT, CONSTANTS, LIBRARY, MANIFEST
 from tvmflow.buckets import dims_of, size_of
 from tvmflow.config import Config
 from tvmflow.errors import ConfigError, ModelError, TvmflowError, UnsupportedError
-from tvmflow.manifest import Bucket, Bundle, Constant, Manifest, Padding, Signature, Stage
+from tvmflow.manifest import Bucket, Bundle, Constant, Manifest, Padding, Signature, Stage, TensorSpec
 from tvmflow.proof import OnEvent
 
 Build = Callable[[Config, Path, OnEvent], Manifest]
@@ -54,7 +54,8 @@ def build(cfg: Config, folder: Path, build_one: Build, on_event: OnEvent) -> Bun
     )  # fmt: skip
     bundle = Bundle(
         format_version=artifact.FORMAT_VERSION, name=config.name(cfg), signature=signature,
-        config=config.to_json(_resolved(cfg, first)), source=first.source, target=first.target, versions=first.versions,
+        config=config.to_json(_resolved(cfg, first)), source=first.source, source_data=first.source_data,
+        target=first.target, versions=first.versions,
         files={name: artifact.file_entry(folder / name) for name in files},
         stages=(Stage(name="build the buckets", seconds=time.monotonic() - started),),
         peak_rss_bytes=max(manifest.peak_rss_bytes for manifest in manifests), notes=tuple(_notes(joined)),
@@ -95,6 +96,9 @@ def _check(cfg: Config, signature: Signature) -> None:
     given = list(cfg.shapes.bucket_sizes()[0])
     _check_names("shapes.buckets", given, dims, "dimension")
     _check_names("shapes.pad", list(cfg.shapes.pad), [spec.name for spec in signature.inputs], "input")
+    for spec in signature.inputs:
+        if spec.name in cfg.shapes.pad and spec.dtype != "bfloat16":
+            _check_pad(spec, cfg.shapes.pad[spec.name])
     if left := [dim for dim in dims if dim not in given]:
         raise ConfigError(f"shapes.buckets: the model's dimension `{left[0]}` has neither buckets nor a size",
                           f"add it to the buckets, or fix it with --dim {left[0]}=SIZE")  # fmt: skip
@@ -114,6 +118,15 @@ def _check_names(key: str, names: Sequence[str], known: Sequence[str], kind: str
             meant = f", did you mean `{near[0]}`?" if near else f"; it has: {', '.join(known) or 'none'}"
             raise ConfigError(f"{key}: the model has no open {kind} `{name}`{meant}",
                               "[model.inputs] names dimensions, `tvmflow inspect` lists them")  # fmt: skip
+
+
+def _check_pad(spec: TensorSpec, value: float) -> None:
+    dtype = np.dtype(spec.dtype)
+    limits = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype) if dtype.kind in "iu" else None
+    low, high = spec.range or ((float(limits.min), float(limits.max)) if limits else (0.0, 1.0))
+    if not low <= value <= high or (dtype.kind != "f" and value != int(value)):
+        raise ConfigError(f"shapes.pad: `{spec.name}` = {value:g}, but it is {spec.dtype} from {low:g} to {high:g}",
+                          "give a value that the input may hold")  # fmt: skip
 
 
 def _follows(size: int | str, dims: Sequence[str]) -> bool:
@@ -168,7 +181,7 @@ def _joined_weights(folder: Path, manifests: Mapping[str, Manifest]) -> dict[str
     shared = artifact.file_entry(folder / CONSTANTS)
     return {
         name: manifest.model_copy(update={
-            "weights": weights, "constants": entries[name],
+            "name": f"{manifest.name} {name}", "weights": weights, "constants": entries[name],
             "files": {LIBRARY: manifest.files[LIBRARY], weights: shared},
         })
         for name, manifest in manifests.items()

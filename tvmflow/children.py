@@ -53,7 +53,7 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
             prepared, choice = prepare(cfg, model, log.after, replaced.append)
             tuned = with_records(cfg, prepared, target)
             scheduled = passes.run(tuned.mod, passes.schedule_steps(target.kind, cfg.numerics.tf32), log.after)
-            packed = passes.run(scheduled, passes.pack_steps(target.kind, bool(cfg.graph.prepack)), log.after)
+            packed = passes.run(scheduled, passes.pack_steps(target.kind, cfg.graph.prepack), log.after)
             stripped, weights = constants.externalise(packed)
             lowered = passes.run(stripped, passes.lower_steps(), log.after)
         with log.stage("user kernels"):
@@ -75,6 +75,7 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
         narrowest_float=narrowest,
         config=config.to_json(_resolved(cfg, target)),
         source=artifact.file_entry(cfg.model.path) if cfg.model.path else None,
+        source_data={name: artifact.file_entry(file) for name, file in frontend.data_files(cfg).items()},
         target=target_info(target),
         versions=library.versions(),
         files={name: artifact.file_entry(folder / name) for name in (LIBRARY, CONSTANTS)},
@@ -120,7 +121,8 @@ class StageLog:
             place = ", ".join([name, *getattr(exc, "__notes__", [])])
             raise CompileError(
                 f"{place}: TVM failed: {last_line(exc)[:300]}",
-                "TVM fails most on open dimensions: fix them with --shape or --dim; --debug shows the whole trace",
+                "TVM fails most on open dimensions: fix them with --shape or --dim, or state the sizes that are served "
+                "in `[shapes] buckets`; --debug shows the whole trace",
             ) from exc
         self.stages.append(Stage(name=name, seconds=time.monotonic() - started))
 
@@ -190,7 +192,7 @@ def passes(cfg: Config) -> dict[str, list[tuple[str, str]]]:
     """The pipeline of a config: per phase the (name, why) of each pass."""
     from tvmflow.graph import passes as pipeline
 
-    kind, prepack = cfg.target.kind, bool(cfg.graph.prepack)
+    kind, prepack = cfg.target.kind, cfg.graph.prepack
     phases = {
         "guards": pipeline.guard_steps(cfg.graph.guards),
         f"widen_half = {cfg.numerics.widen_half}": pipeline.widen_steps(kind, cfg.numerics.widen_half),
@@ -213,21 +215,15 @@ def _resolved(cfg: Config, target: Target) -> Config:
 
 
 def with_records(cfg: Config, prepared: tvm.IRModule, target: Target) -> Applied:
-    """The prepared module under the schedules of the config's tuning database, if it names one.
-
-    Where weights are shared between buckets, what is left for default schedules says so.
-    """
+    """The prepared module under the schedules of the config's tuning database, if it names one."""
     from tvmflow.build import tuned
     from tvmflow.database import Store
     from tvmflow.host import host_features
 
-    shared = cfg.graph.prepack == "shared"
     if cfg.tuning.database is None:
-        applied = tuned.Applied(prepared, ())
-    else:
-        reading = Store(cfg.tuning.database).read()
-        applied = tuned.apply(prepared, reading, target, cfg.numerics, host_features(), shared)
-    return dataclasses.replace(applied, mod=tuned.with_shared_layouts(applied.mod)) if shared else applied
+        return tuned.Applied(prepared, ())
+    reading = Store(cfg.tuning.database).read()
+    return tuned.apply(prepared, reading, target, cfg.numerics, host_features())
 
 
 def _check_names(cfg: Config, signature: Signature) -> None:

@@ -95,7 +95,7 @@ def compile(  # noqa: A001 # the command's name
     tuning = {"require_tuned": require_tuned} if require_tuned is not None else {}
     cfg = cli_options.config_of(**model, verify=verification, tuning=tuning)
     if not as_json:
-        click.echo(click.style("# resolved config", dim=True) + "\n" + config.to_toml(cfg))
+        click.echo(click.style("# resolved config", dim=True) + "\n" + config.shown(cfg))
     out = output or Path(f"{config.name(cfg)}.tvmflow" + (".zip" if zipped else ""))
     with progress("compiling") as on_event:
         manifest = flow.compile_model(cfg, out, flow.Options(zipped, dump_ir, model["model"], on_event))

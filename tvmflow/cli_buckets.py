@@ -46,11 +46,11 @@ def buckets(trace: Path, most: int, align: tuple[str, ...], measure: bool, plot:
     request = bucket_proposal.Request(trace, most, dict(map(_aligned, align)), measure)
     with progress("importing the model") as on_event:
         found = bucket_proposal.propose(cli_options.config_of(**model), request, on_event)
+    show_either(report_buckets.rendered(found), bucket_proposal.plain(found), as_json)
     if plot is not None:
         write_text("--plot", plot, bucket_plot.svg(found))
-    show_either(report_buckets.rendered(found), bucket_proposal.plain(found), as_json)
-    if plot is not None and not as_json:
-        click.echo(f"wrote {plot}")
+        if not as_json:
+            click.echo(f"wrote {plot}")
 
 
 def _aligned(text: str) -> tuple[str, int]:

@@ -399,6 +399,13 @@ def to_toml(config: Config) -> str:
     return tomli_w.dumps(_without_unset(to_json(config)))
 
 
+def shown(config: Config) -> str:
+    """The same text for a reader: without the patterns of [audit] allow that every config has."""
+    values = to_json(config)
+    own = {pattern: why for pattern, why in config.audit.allow.items() if external.ALLOWED.get(pattern) != why}
+    return tomli_w.dumps(_without_unset({**values, "audit": {**values["audit"], "allow": own}}))
+
+
 def schema() -> dict[str, Any]:
     """The JSON Schema of config files, for editors."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}

@@ -301,7 +301,7 @@ def _with_verdict(cfg: Config, folder: Path, manifest: Manifest, options: Option
     """
     started = time.monotonic()
     feeds: Feeds | None = None
-    if reason := _cannot_run_here(manifest):
+    if reason := proof.obstacle(manifest):
         manifest = _with_note(manifest, f"not run on its target: {reason}; `tvmflow verify` does it there")
         verdict = _verdict_of_twin(cfg, options)
     else:
@@ -337,7 +337,7 @@ def _compile_buckets(cfg: Config, folder: Path, options: Options) -> Bundle:
 def _proved(cfg: Config, folder: Path, bundle: Bundle, options: Options) -> tuple[Bundle, Sequence[Feeds] | None]:
     """The bundle with its verdict and what padding does, and inputs for each bucket, where it runs on this CPU."""
     started = time.monotonic()
-    if reason := _cannot_run_here(bundle):
+    if reason := proof.obstacle(bundle):
         bundle = _with_note(bundle, f"not run on its target: {reason}; `tvmflow verify` does it there")
         with tempfile.TemporaryDirectory(prefix="tvmflow-") as name:
             twin = _compile_buckets(_twin(cfg), Path(name), Options(on_event=options.on_event))
@@ -393,20 +393,6 @@ def _noted(verdict: Verdict | None) -> Verdict:
     return verdict.model_copy(update={"notes": (*verdict.notes, note)})
 
 
-def _cannot_run_here(manifest: Described) -> str:
-    from tvmflow import host
-
-    if manifest.target.kind == "cuda":
-        from tvmflow.build import cuda
-
-        return "" if cuda.detect_arch() else "no GPU is here"
-    try:
-        artifact.check_machine(manifest, host.host_features(), {})
-    except ArtifactError as exc:
-        return exc.message
-    return ""
-
-
 def _drawn(manifest: Manifest | Bundle, seed: int, sizes: Mapping[str, int]) -> Feeds:
     """Inputs drawn with a seed, for the smallest bucket where `sizes` say nothing else."""
     section = config.from_json(manifest.config).verify
@@ -433,9 +419,8 @@ def _config_of(manifest: Described, model: Path | None, overrides: config.Overri
         raise ModelError(f"{where}: the model that {manifest.name} was compiled from is not there",
                          "name its place with --model")  # fmt: skip
     cfg = config.from_dict(manifest.config, [*extra, *overrides], source=f"config of {manifest.name}")
-    if manifest.source and cfg.model.path and artifact.file_entry(cfg.model.path) != manifest.source:
-        raise ArtifactError(f"{cfg.model.path}: not the file that {manifest.name} was compiled from",
-                            "name the right one with --model, or compile again")  # fmt: skip
+    if cfg.model.path:
+        artifact.check_source(cfg.model.path, manifest)
     return cfg
 
 

@@ -195,6 +195,9 @@ class Described(Noun):
     signature: Signature
     config: dict[str, Any]
     source: FileEntry | None
+    """The model's file; None for a PyTorch entry."""
+    source_data: dict[str, FileEntry] = {}
+    """Files beside an ONNX model that hold its weights, by their paths from its folder."""
     target: TargetInfo
     versions: dict[str, str]
     files: dict[str, FileEntry]
@@ -243,7 +246,7 @@ class Bucket(Noun):
 class Padding(Noun):
     """What was seen when one dimension was padded within each bucket.
 
-    "independent": no position changes the values of another, so that inputs may be padded and split.
+    "independent": no position changes the values of another, wherever it stands: inputs may be padded and split.
     "masked": what stands in the padding changes nothing while the stated inputs hold their stated values there.
     "mixes": it changes values, so that only the buckets' own sizes are right.
     "unproven": nothing was run.

@@ -7,7 +7,6 @@ weights and what else they read as warm as the kernel before them leaves it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -16,11 +15,12 @@ import tvm
 from tvm.tirx import PrimFunc
 
 from tvmflow import tasks
-from tvmflow.build import library
+from tvmflow.build import library, tuned
 from tvmflow.config import Config
-from tvmflow.database import Comparison, Match, Reading
+from tvmflow.database import Comparison, Reading
 from tvmflow.database.comparison import EDGES
 from tvmflow.graph import layouts, passes
+from tvmflow.graph.operators import operators as operators_of
 from tvmflow.graph.passes import Step
 from tvmflow.graph.winograd import MarkDirect, Winograd, shapes, unmarked
 from tvmflow.host import host_features
@@ -82,7 +82,7 @@ def compare(
     if known is not None and known.direct == schedule and not again:
         return known
     modules = {edge: tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
-               for edge, function in one.kernels.items()} | {DIRECT: direct}  # fmt: skip
+               for edge, function in {**one.kernels, DIRECT: direct}.items()}  # fmt: skip
     results = measurer.measure([job_of(mod) for mod in modules.values()], None, TURNS)
     samples = {edge: result.samples_s for edge, result in zip(modules, results, strict=True)}
     if not samples[DIRECT]:
@@ -120,7 +120,7 @@ def _kernels(
     step = (Step("MarkDirect", "each by the direct method", MarkDirect()) if edge == DIRECT else
             Step("Winograd", "each by Winograd's method", Winograd(lambda shape: edge)))  # fmt: skip
     fused = passes.run(graph, (*passes.user_steps(cfg.kernels, lambda replacement: None), step,
-                               *passes.fuse_steps(kind, bool(cfg.graph.prepack))), _ignore)  # fmt: skip
+                               *passes.fuse_steps(kind, cfg.graph.prepack)), _ignore)  # fmt: skip
     by_text = {str(shape) if edge == DIRECT else _rule(shape, edge, target): shape for shape in found}
     calls = library.calls(fused)
     for var, function in sorted(fused.functions.items(), key=lambda item: -calls[item[0].name_hint]):
@@ -128,7 +128,7 @@ def _kernels(
             continue
         plain, text = unmarked(function) if edge == DIRECT else (function, str(function.attrs.get(RULE_ATTR)))
         if text in by_text:
-            yield (by_text[text], _operators(var.name_hint)), plain
+            yield (by_text[text], " ".join(operators_of(var.name_hint, function))), plain
 
 
 def _rule(shape: Shape, edge: int, target: tvm.target.Target) -> str:
@@ -137,19 +137,13 @@ def _rule(shape: Shape, edge: int, target: tvm.target.Target) -> str:
     return winograd.rule(plan, shape)
 
 
-def _direct(function: PrimFunc, cfg: Config, setting: Setting, reading: Reading) -> tuple[tvm.IRModule, str]:
+def _direct(function: PrimFunc, cfg: Config, setting: Setting, reading: Reading) -> tuple[PrimFunc, str]:
     """The scheduled direct kernel, and what its schedule is."""
-    mod, workload = tasks.canonical(function)
-    found = reading.lookup(tasks.key_parts(workload, setting.target, cfg.numerics), host_features())
-    if isinstance(found, Match) and (replayed := tasks.replay(mod, found.record.trace)) is not None:
-        return replayed.mod, f"record {found.record.key[:12]} of {found.record.provenance.date}"
-    return space.default(mod, setting.tvm_target).mod, "default"
-
-
-def _operators(name: str) -> str:
-    """What a kernel's name says of its operators, without the numbers that tell kernels apart."""
-    names = (re.sub(r"\d+$", "", part) for part in name.removeprefix("fused_").split("_"))
-    return " ".join(names).replace("winograd", "conv2d")
+    mod = tvm.IRModule({"main": function})
+    made = tuned.apply(mod, reading, setting.target, cfg.numerics, host_features()).mod["main"]
+    if RULE_ATTR in made.attrs:
+        return made, str(made.attrs[RULE_ATTR])
+    return space.default(mod, setting.tvm_target).mod["main"], "default"
 
 
 def _ignore(*_step: object) -> None:

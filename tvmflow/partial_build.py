@@ -155,7 +155,7 @@ def _pack_steps(cfg: Config) -> tuple[Step, ...]:
     """Packing is one step: its first pass leaves functions behind that only its last one takes away."""
     from tvmflow.graph import passes
 
-    return passes.pack_steps(cfg.target.kind, bool(cfg.graph.prepack))
+    return passes.pack_steps(cfg.target.kind, cfg.graph.prepack)
 
 
 def _lower_steps(planned: bool) -> list[Step]:

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import numpy as np
 
-from tvmflow import frontend, inputs, npz, process, verify
+from tvmflow import artifact, frontend, host, inputs, npz, process, verify
 from tvmflow.config import Config
-from tvmflow.errors import ReferenceRunError, TvmflowError, VerifyError
+from tvmflow.errors import ArtifactError, ReferenceRunError, TvmflowError, VerifyError
 from tvmflow.manifest import Described, Manifest, RunVerdict, Signature, Verdict
 from tvmflow.partial_build import Part
 
@@ -48,6 +48,30 @@ def build_part(part: Part, folder: Path, whole: Manifest) -> Manifest:
                                    torch=frontend.needs_torch(part.cfg))  # fmt: skip
     built: Manifest = manifest
     return built
+
+
+def obstacle(manifest: Described) -> str:
+    """Why a library cannot be run on this machine; empty where it can."""
+    if manifest.target.kind == "cuda":
+        from tvmflow.build import cuda
+
+        return "" if cuda.detect_arch() else "no GPU is here"
+    try:
+        artifact.check_machine(manifest, host.host_features(), {})
+    except ArtifactError as exc:
+        return exc.message
+    return ""
+
+
+def check_runs_here(manifest: Described) -> None:
+    """Raises ArtifactError where the library cannot be run on this machine, before anything is built for that."""
+    if reason := obstacle(manifest):
+        raise ArtifactError(
+            f"{manifest.name} was built for {manifest.target.arch or manifest.target.mcpu} and cannot be run here, so "
+            f"its values cannot be looked into: {reason}",
+            "do it on a machine that can run it; a build for this CPU (--target llvm) shows what is wrong with the "
+            "import and the graph",
+        )
 
 
 def run(folder: Path, manifest: Described, feeds: Sequence[Mapping[str, np.ndarray]], threads: int | None,
@@ -126,6 +150,20 @@ def first_accepted(cfg: Config, rows: Sequence[Sequence[verify.Feeds]]) -> Truth
         "give inputs that the model accepts: [verify] inputs = \"x.npz\" (--verify-inputs), ranges or dims",
         errors[0].details,
     )
+
+
+def each_accepted(cfg: Config, feeds: Sequence[verify.Feeds]) -> list[list[np.ndarray] | None]:
+    """What the reference gives on each of `feeds`; None where it refuses them, as models do wrong sizes."""
+    if not feeds:
+        return []
+    try:
+        return list(first_accepted(cfg, [feeds]).want)
+    except ReferenceRunError as exc:
+        if exc.crashed:
+            raise
+    outputs, _ = process.call("tvmflow.frontend:each_accepted", cfg, [one.inputs for one in feeds],
+                              what="the reference", error=ReferenceRunError, torch=frontend.is_torch(cfg))  # fmt: skip
+    return list(outputs)
 
 
 def accepted(cfg: Config, manifest: Manifest) -> Mapping[str, np.ndarray]:

@@ -20,7 +20,16 @@ def require(builder: relax.BlockBuilder, good: Any, what: str) -> None:
     flat = emit(op.reshape(emit(op.astype(good, "int64")), (-1,)))
     every = emit(op.sum(emit(op.ones_like(flat)), keepdims=True))
     counts = emit(op.concat([every, emit(op.sum(flat, keepdims=True))], axis=0))
+    _require_pair(builder, counts, what)
+
+
+def require_equal(builder: relax.BlockBuilder, a: Any, b: Any, what: str) -> None:
+    """Emits what stops a run where two sizes differ; `what` is what then does not hold."""
+    _require_pair(builder, builder.emit(op.shape_to_tensor(relax.ShapeExpr([a, b]))), what)
+
+
+def _require_pair(builder: relax.BlockBuilder, pair: relax.Expr, what: str) -> None:
     n = tirx.Var(re.sub(r"\W+", "_", what), "int64")
     # Not op.tensor_to_shape: its decomposition brings variables of its own, whose names would be shown instead.
-    shape = relax.call_pure_packed("vm.builtin.tensor_to_shape", counts, ty_args=relax.ShapeType(ndim=2))
-    builder.match_cast(emit(shape), relax.ShapeType([n, n]))
+    shape = relax.call_pure_packed("vm.builtin.tensor_to_shape", pair, ty_args=relax.ShapeType(ndim=2))
+    builder.match_cast(builder.emit(shape), relax.ShapeType([n, n]))

@@ -1,4 +1,7 @@
-"""Builds a model up to some of its steps and looks for the smallest number of them that makes its values wrong."""
+"""Builds a model up to some of its steps and looks for the smallest number of them that makes its values wrong.
+
+What is looked at first is what is wrong most often: a kernel of the user's, a tuning record, a schedule, the import.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from tvmflow.config import Config
 from tvmflow.errors import CompileError, InputError, TvmflowError
 from tvmflow.findings import StepCheck
 from tvmflow.manifest import Manifest
-from tvmflow.partial_build import Part
+from tvmflow.partial_build import RECORDS, REPLACEMENT, SCHEDULES, Part
 
 IMPORT = "import"
 
@@ -52,13 +55,18 @@ class Search:
             return count, count + 1
         low, high = -1, count
         while high - low > 1:
-            middle = (low + high) // 2
+            middle = next((count for count in self._suspects() if low < count < high), (low + high) // 2)
             nearest = sorted(range(low + 1, high), key=lambda n: abs(n - middle))
             decided = next((n for n in nearest if self._is_bad(n) is not None), None)
             if decided is None:
                 break
             low, high = (low, decided) if self._is_bad(decided) else (decided, high)
         return low, high
+
+    def _suspects(self) -> list[int]:
+        """The numbers of steps without and with each of those that are wrong most often; then 0, the import."""
+        found = [self.names.index(name) for name in (REPLACEMENT, RECORDS, SCHEDULES) if name in self.names]
+        return [*(count for index in found for count in (index, index + 1)), 0]
 
     def _is_bad(self, count: int) -> bool | None:
         """None where that cannot be said: the part is not built, though the whole is."""
@@ -73,8 +81,8 @@ class Search:
         if known is not None:
             return known
         step = self.names[count - 1] if count else IMPORT
-        total = 2 + math.ceil(math.log2(len(self.names)))
-        self.on_event(f"{step}: step {count} of {len(self.names)}, check {len(self.checks) + 1} of about {total}")
+        most = 2 + math.ceil(math.log2(len(self.names))) + len(self._suspects())
+        self.on_event(f"{step}: step {count} of {len(self.names)}, check {len(self.checks) + 1} of {most} at most")
         try:
             reason = self._built_wrong(count)
             check = StepCheck(count=count, step=step, outcome="wrong" if reason else "right", reason=reason)

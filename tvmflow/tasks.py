@@ -33,7 +33,7 @@ from tvmflow.kernels.winograd import Shape
 from tvmflow.target import Target
 
 PREPARATION = 1  # raised whenever the graph stage or `canonical` changes what reaches tuning
-NAME_ATTRS = ("global_symbol", "op_pattern", "tvmflow.rule", "tvmflow.user_kernel")
+NAME_ATTRS = ("global_symbol", "op_pattern", "tvmflow.rule", "tvmflow.user_kernel", "tvmflow.operators")
 # What TVM raises for a trace that does not fit a kernel.
 REPLAY_ERRORS = (ScheduleError, RuntimeError, ValueError, TypeError, IndexError, KeyError)
 STRING = re.compile(r'(T\.sblock\()"([^"]*)"')

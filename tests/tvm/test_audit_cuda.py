@@ -6,6 +6,7 @@ import ctypes
 import itertools
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import audit_builds
@@ -126,6 +127,19 @@ def test_the_environment_of_tvms_own_step_decides_and_is_seen(messages: dict[str
 def test_a_build_that_breaks_the_numerics_fails(messages: dict[str, str], name: str, what: str) -> None:
     assert "fast_math = false" in messages[name]
     assert what in messages[name]
+
+
+@pytest.mark.skipif(cuda.detect_arch() is not None, reason="a GPU is here")
+def test_what_must_be_run_is_refused_where_no_gpu_is(messages: dict[str, str], folder: Path, tmp_path: Path) -> None:
+    options = ("--target", "cuda", "--arch", "sm_80")
+    for command in (("verify", folder / "clean", "--attribute"), ("bisect", folder / "clean"),
+                    ("bisect", folder / "functions.onnx", *options)):  # fmt: skip
+        done = subprocess.run([sys.executable, "-m", "tvmflow.cli", *map(str, command)], capture_output=True, text=True,
+                              cwd=tmp_path, check=False)  # fmt: skip
+        assert done.returncode == 9
+        assert done.stderr.startswith("error: functions was built for sm_80 and cannot be run here")
+        assert "no GPU is here\n  next: do it on a machine that can run it" in done.stderr
+    assert not list(tmp_path.iterdir())
 
 
 # --- numerics: what precise functions are made of ---------------------------------------------------------------------

@@ -6,6 +6,7 @@ The values are held against ONNX Runtime's; each reproducer is run and must show
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -184,6 +185,47 @@ def test_a_default_schedule_that_is_off_by_a_hundredth(model: Path, tmp_path: Pa
     assert len(found.culprit.kernels) == 1
     assert found.culprit.kernels[0].max_error == pytest.approx(1e-2, rel=1e-3)
     assert reproduce(tmp_path / "found").returncode == 1
+
+
+def test_a_kernel_that_ends_the_process_is_named(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A default schedule that writes 2^34 rows behind its output."""
+    plant(tmp_path / "site", monkeypatch, "tvmflow.kernels.default", """
+        import re
+        real = module.scheduled
+
+        def scheduled(function):
+            import tvm
+            text = real(function).script(show_meta=False)
+            if "T.tanh(" not in text:
+                return real(function)
+            wrong = re.sub(r"(\\w+)\\[([^]]+)\\] = T.tanh", r"\\1[T.int64(1 << 34) + \\2] = T.tanh", text)
+            assert wrong != text
+            return tvm.script.from_source(wrong)
+
+        module.scheduled = scheduled
+    """)
+    found = bisected(of(model), tmp_path / "found")
+    assert found.culprit is not None
+    assert found.culprit.step == "DefaultSchedule"
+    assert "tanh" in str(found.culprit.kernel)
+    assert "it ends the process" in found.culprit.summary
+    assert any("SIGSEGV" in check.reason for check in found.checks)
+    assert reproduce(tmp_path / "found").returncode == -signal.SIGSEGV
+
+
+def test_a_kernel_of_the_users_that_ends_the_process_is_named(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "kernels.py").write_text(KERNEL_OFF.replace("a[i]", "a[i[0] + (1 << 34), i[1]]"))
+    kernels = {"shifted": {"entry": "kernels:shifted", "folder": str(tmp_path), "replaces": "tanh"}}
+    cfg = config.from_dict({"model": {"path": str(model)}, "kernels": kernels, "verify": {"seeds": [0]}})
+    with monkeypatch.context() as patched:
+        patched.setattr(frontend, "needs_torch", lambda *configs: False)
+        found = bisected(cfg, tmp_path / "found")
+    assert found.culprit is not None
+    assert (found.culprit.step, found.culprit.kernel) == ("ReplaceOperators", "user kernel shifted")
+    assert "it ends the process" in found.culprit.summary
+    assert reproduce(tmp_path / "found").returncode == -signal.SIGSEGV
 
 
 def test_a_wrong_import_is_traced_to_its_node(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -321,3 +321,18 @@ def test_an_output_of_a_size_that_only_the_run_knows_is_refused(tmp_path: Path) 
     model = saved(tmp_path, nodes, [value("x", TensorProto.FLOAT, "batch", 3)], [value("y", TensorProto.INT64, 2, "n")])
     with pytest.raises(UnsupportedError):
         compiled(model, tmp_path / "x.tvmflow", {"buckets": {"batch": [1, 2]}})
+
+
+def test_records_of_buckets_leave_the_weights_in_one_layout(folder: Path, tmp_path: Path) -> None:
+    """Kernels of each bucket are tuned on their own, and all of them read the same weights."""
+    shapes = {"buckets": {"batch": [4, 16], "words": [16]}, "pad": {"mask": 0}}
+    cfg = config.from_dict({
+        "model": {"path": str(folder / "m.onnx")}, "shapes": shapes, "verify": FLAGS,
+        "tuning": {"database": str(tmp_path / "db"), "trials_per_task": 8, "minutes": 2},
+    })  # fmt: skip
+    done = flow.tune([cfg], flow.Selection("*matmul*", (1, 1)), lambda event: None)
+    assert done.trials > 0
+    bundle = flow.compile_model(cfg, tmp_path / "tuned.tvmflow")
+    assert isinstance(bundle, Bundle)
+    assert all(bucket.kernels.get("tuned", 0) for bucket in bundle.buckets)
+    assert bundle.files["constants.bin"].size_bytes <= compiled_alone(folder) * 1.05

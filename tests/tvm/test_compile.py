@@ -189,6 +189,28 @@ def test_verify_again_and_after_the_model_changed(small: Path, tmp_path: Path) -
     assert (done.returncode, "not the file that small was compiled from" in done.stderr) == (9, True)
 
 
+def test_a_changed_byte_of_external_data_is_another_model(tmp_path: Path) -> None:
+    onnx.save(onnx.load(save_small(tmp_path / "small.onnx")), tmp_path / "small.onnx", save_as_external_data=True,
+              location="weights.bin", size_threshold=0)  # fmt: skip
+    assert run("compile", "small.onnx", cwd=tmp_path).returncode == 0
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    for name in ("small.onnx", "weights.bin"):
+        (tmp_path / name).rename(moved / name)
+    command = ("verify", "small.tvmflow", "--model", "moved/small.onnx")
+    done = run(*command, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    data = bytearray((moved / "weights.bin").read_bytes())
+    data[0] ^= 1
+    (moved / "weights.bin").write_bytes(data)
+    done = run(*command, cwd=tmp_path)
+    assert done.returncode == 9
+    assert "moved/weights.bin: not the file that small was compiled from" in done.stderr
+    (moved / "weights.bin").unlink()
+    done = run(*command, cwd=tmp_path)
+    assert (done.returncode, "weights.bin: not the file that" in done.stderr) == (9, True)
+
+
 def test_a_wrong_value_is_found_and_named(small: Path, tmp_path: Path) -> None:
     """An artifact whose weights and digests were both changed: only running it can tell."""
     from tvmflow import artifact

@@ -122,6 +122,11 @@ def test_the_manifest_says_that_only_a_twin_was_verified(library: Path) -> None:
 def test_it_is_refused_here(library: Path) -> None:
     with pytest.raises(ArtifactError, match=f"built for aarch64, this machine is {platform.machine()}"):
         tvmflow.load(library)
+    for command in (("verify", library, "--attribute"), ("bisect", library)):
+        done = run("-m", "tvmflow.cli", *command, cwd=library.parent)
+        assert done.returncode == 9
+        assert "cannot be run here" in done.stderr
+        assert f"built for aarch64, this machine is {platform.machine()}" in done.stderr
 
 
 @needs_linker

@@ -14,7 +14,7 @@ import tvm
 from tvmflow import config, frontend
 from tvmflow.build import library
 from tvmflow.errors import ConfigError
-from tvmflow.graph import passes
+from tvmflow.graph import operators, passes
 from tvmflow.kernels.default import RULE_ATTR
 from tvmflow.prepare import prepare, setting
 
@@ -24,14 +24,18 @@ MODELS = ("resnet50", "effnet_lite0", "minilm_l6", "ppocr_rec", "ppocr_det", "re
           "smollm2_135m", "silero_ifless", "magika", "basic_pitch")  # fmt: skip
 
 
-def kernels(model: str) -> str:
-    """One line per kernel of a model for AVX-512 on two threads: calls, operators, the rule of its schedule."""
+def module(model: str) -> tvm.IRModule:
+    """A model's kernels with default schedules for AVX-512 on two threads."""
     settings = {"target": {"mcpu": "x86-64-v4", "mtriple": "x86_64-unknown-linux-gnu", "threads": 2}}
     cfg = config.load(ROOT / "configs" / f"{model}.toml", [settings])
     chosen = setting(cfg)
     with chosen.entered():
         prepared, _ = prepare(cfg, frontend.load(cfg), lambda step, mod, seconds: None)
-        scheduled = passes.run(prepared, passes.schedule_steps("llvm", False), lambda step, mod, seconds: None)
+        return passes.run(prepared, passes.schedule_steps("llvm", False), lambda step, mod, seconds: None)
+
+
+def kernels(scheduled: tvm.IRModule) -> str:
+    """One line per kernel: calls, operators, the rule of its schedule."""
     counts = library.calls(scheduled)
     lines = [
         f"{counts[var.name_hint]} {_operators(var.name_hint)}: {function.attrs.get(RULE_ATTR)}"
@@ -54,9 +58,14 @@ def test_the_kernels_are_those_listed(model: str) -> None:
         if "no such file" not in exc.message:
             raise
         pytest.skip(f"{exc.message}; `make models` fetches every model")
-    assert kernels(model).splitlines() == (LISTS / f"{model}.txt").read_text().splitlines()
+    scheduled = module(model)
+    assert kernels(scheduled).splitlines() == (LISTS / f"{model}.txt").read_text().splitlines()
+    for var, function in scheduled.functions.items():
+        if isinstance(function, tvm.tirx.PrimFunc):
+            computed = operators.operators(var.name_hint, function)
+            assert set(computed) <= operators.known_names(), var.name_hint
 
 
 if __name__ == "__main__":
     for name in MODELS:
-        (LISTS / f"{name}.txt").write_text(kernels(name))
+        (LISTS / f"{name}.txt").write_text(kernels(module(name)))

@@ -174,7 +174,7 @@ def test_tune_compares_the_methods_of_each_convolution(model: Path, tuned: tuple
     assert wide.direct == "default", "the rule takes Winograd's, so that the direct kernel was no task"
     cfg = config_of(model, database)
     (record,) = (record for record in reading.records if "conv2d" in record.name)
-    assert narrow.direct == f"record {record.key[:12]} of {record.provenance.date}"
+    assert narrow.direct == f"record {record.key[:12]}, {record.gflops:.0f} GFLOP/s when tuned"
     assert isinstance(reading.lookup(record.parts, host_features()), Match)
     assert narrow.provenance.threads == setting(cfg).target.threads
     assert {row["name"]: (row["taken"], row["by rule"]) for row in said["compared"]} == {

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
+import onnx
 import pytest
 import tvm
+from onnx import TensorProto, helper, numpy_helper
 from tvm import te, topi
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
+import tvmflow
 from tvmflow import tasks
 from tvmflow.kernels import default, repacking
 
@@ -65,3 +70,18 @@ def test_a_transposed_convolution_keeps_its_values(prepack: bool) -> None:
     want = np.einsum("bchw,cokl->bohkwl", x.astype("f8"), w.astype("f8")).reshape(1, 1, 16, 16)
     for got in results:
         np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-4)
+
+
+def test_kernels_that_are_no_block_nest_do_not_stand_in_the_way(tmp_path: Path) -> None:
+    """A running sum beside a convolution, whose weights are repacked."""
+    w = np.random.default_rng(0).standard_normal((3, 2, 5)).astype("f4")
+    nodes = [helper.make_node("CumSum", ["x", "axis"], ["sums"]), helper.make_node("Conv", ["sums", "w"], ["y"])]
+    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 2, 8])],
+                              [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 3, 4])],
+                              [numpy_helper.from_array(w, "w"), numpy_helper.from_array(np.int64(2), "axis")]
+                              )  # fmt: skip
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
+    x = np.random.default_rng(1).standard_normal((2, 2, 8)).astype("f4")
+    got = tvmflow.load(tvmflow.compile(tmp_path / "m.onnx", out=tmp_path / "m.tvmflow")).run({"x": x})["y"]
+    windows = np.lib.stride_tricks.sliding_window_view(x.cumsum(axis=2), 5, axis=2)
+    np.testing.assert_allclose(got, np.einsum("bipk,oik->bop", windows, w), rtol=1e-4, atol=1e-4)

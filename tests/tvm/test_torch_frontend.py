@@ -118,6 +118,10 @@ class Scores(torch.nn.Module):
 def good():
     pair = {"a": torch.ones(2), "b": torch.ones(2)}
     return Scores(), (torch.ones(2, 4), pair, 3, None), ({0: "batch"}, None, None, None)
+class Lengths(torch.nn.Module):
+    def forward(self, x):
+        return x[:, ::4], torch.cat([x, x], 0), x[:, 1:]
+def lengths(): return Lengths(), (torch.ones(3, 10),), ({0: "batch", 1: "time"},)
 def fails():
     values = {}
     return values["missing"]
@@ -131,7 +135,7 @@ BAD_ENTRIES = {
     "user_nowhere:f": "ModelError: user_nowhere:f: there is no module `user_nowhere` in ",
     "user_broken:f": r"ZeroDivisionError: division by zero \(at .*user_broken\.py:2: \"x = 1 / 0\"\)",
     "user_model:nothing": "has no function `nothing`",
-    "user_model:fails": r"KeyError: 'missing' \(at .*user_model\.py:15: \"return values",
+    "user_model:fails": r"KeyError: 'missing' \(at .*user_model\.py:19: \"return values",
     "user_model:one": "returned Scores, not a tuple",
     "user_model:number": "the first value is a int, not a torch.nn.Module",
     "user_model:misfit": "do not fit Scores.forward: missing a required argument: 'x'",
@@ -146,6 +150,10 @@ GOOD_ENTRIES = {
         {"logits": ("batch", 3), "parts_0": ("batch", 3), "parts_2": (2,)}),
     "user_model:good?batch=5": (
         {"x": (5, 4), "pair_a": (2,), "pair_b": (2,)}, {"logits": (5, 3), "parts_0": (5, 3), "parts_2": (2,)}),
+    "user_model:lengths": (
+        {"x": ("batch", "time")},
+        {"output_0": ("batch", "((time + 3) // 4)"), "output_1": ("(batch * 2)", "time"),
+         "output_2": ("batch", "(time - 1)")}),
     "saved.pt2": ({"input": ("input_dim0", 3, 4)}, {"output": ("input_dim0", 8)}),
     "saved.pt2?input_dim0=5": ({"input": (5, 3, 4)}, {"output": (5, 8)}),
 }  # fmt: skip

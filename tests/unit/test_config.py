@@ -185,6 +185,17 @@ def test_toml_round_trip(tmp_path: Path) -> None:
     assert again.model.inputs == original.model.inputs
 
 
+def test_what_is_shown_of_a_config_leaves_out_only_tvmflows_own_patterns() -> None:
+    raw = {"model": {"entry": "m:f"}, "audit": {"allow": {"mine_*": "my code", "libc.so.*": "another reason"}}}
+    changed = config.from_dict(raw)
+    shown = config.shown(changed)
+    assert tomllib.loads(shown)["audit"] == {"allow": {"libc.so.*": "another reason", "mine_*": "my code"}}
+    assert "fast_math = false\ntf32 = false\n" in shown
+    whole = tomllib.loads(config.to_toml(changed))
+    assert {**whole, "audit": {}} == {**tomllib.loads(shown), "audit": {}}
+    assert "audit" not in tomllib.loads(config.shown(config.from_dict({"model": {"entry": "m:f"}})))
+
+
 def test_a_config_cannot_be_changed() -> None:
     loaded = config.from_dict({"model": {"entry": "m:f"}})
     with pytest.raises(ValueError, match="frozen"):

@@ -125,3 +125,10 @@ def test_sizes_end_with_all_ones() -> None:
     assert sizes[0]["a"] != sizes[0]["b"]
     stated = VerifySection.model_validate({"dims": {"a": (4, 6)}})
     assert [next(verify.candidates(signature, stated, seed)).dims["a"] for seed in (0, 1, 2)] == [4, 6, 4]
+
+
+@pytest.mark.parametrize(("size", "tried"), [("((w - 5) // 8 + 1)", [32, 16]), ("(w * 0)", [3, 32, 2, 1, 16])])
+def test_sizes_that_leave_nothing_of_an_output_are_left_out_if_others_are_left(size: str, tried: list[int]) -> None:
+    inputs = (TensorSpec(name="x", dtype="float32", shape=("w",)),)
+    signature = Signature(inputs=inputs, outputs=(TensorSpec(name="y", dtype="float32", shape=(size, 2)),))
+    assert [feeds.dims["w"] for feeds in verify.candidates(signature, VerifySection(), 0)] == tried

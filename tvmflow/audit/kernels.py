@@ -24,10 +24,10 @@ def kernels(manifest: Manifest, seconds: Mapping[str, float] | None) -> tuple[Ke
 
 
 def findings(uses: tuple[KernelUse, ...]) -> Iterator[Finding]:
-    """A fault for each kernel whose loops were compiled as they were written."""
+    """A fault for each kernel that is called and whose loops were compiled as they were written."""
     for use in uses:
         kernel = use.kernel
-        if kernel.origin == "unscheduled":
+        if kernel.origin == "unscheduled" and kernel.calls:
             computes = " + ".join(kernel.operators) or "an operator that is not recorded"
             yield Finding(
                 check="kernels", level="fault", place=kernel.name,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import platform
 import re
 import shutil
@@ -21,6 +20,7 @@ from tvm.tirx import For, IntImm, PrimFunc
 
 from tvmflow.artifact import ALIGNMENT, CONSTANTS, LIBRARY
 from tvmflow.errors import CompileError, UnsupportedError
+from tvmflow.graph.operators import operators, operators_of_external
 from tvmflow.kernels.default import GFLOPS_ATTR, KEY_ATTR, RULE_ATTR, UNSCHEDULED
 from tvmflow.kernels.user import USER_ATTR
 from tvmflow.manifest import Constant, Kernel
@@ -30,7 +30,6 @@ from tvmflow.target import Target
 EXTERNAL_CALL = re.compile(r'call_(?:c?packed|extern)\((?:"\w+", )?"([\w.]+)"')
 RUNTIME_FUNCTIONS = ("tvm.contrib.sort.", "tvm.contrib.random.", "runtime.", "vm.builtin.")
 Origin = Literal["tuned", "default schedule", "unscheduled", "external", "user"]
-LEGALISED = frozenset({"transpose", "concatenate", "cast", "pad", "where"})  # named otherwise than in Relax
 CROSS_COMPILERS = {"aarch64": "aarch64-linux-gnu-gcc", "x86_64": "x86_64-linux-gnu-gcc"}
 
 
@@ -94,10 +93,10 @@ def contents(scheduled: tvm.IRModule, lowered: tvm.IRModule) -> Contents:
             kernels.append(Kernel(
                 name=var.name_hint, origin=origin, rule=rule, calls=counts.pop(var.name_hint, 0),
                 key=function.attrs.get(KEY_ATTR), gflops=None if gflops is None else float(gflops),
-                operators=operators(var.name_hint),
+                operators=operators(var.name_hint, function),
             ))  # fmt: skip
     kernels += [
-        Kernel(name=name, origin="external", rule=name, calls=count, operators=operators(name))
+        Kernel(name=name, origin="external", rule=name, calls=count, operators=operators_of_external(name))
         for name, count in counts.items()
         if not name.startswith("vm.builtin.") and name not in lowered_names
     ]
@@ -105,35 +104,6 @@ def contents(scheduled: tvm.IRModule, lowered: tvm.IRModule) -> Contents:
     added = {var.name_hint for var, function in lowered.functions.items() if isinstance(function, PrimFunc)}
     shapes = tuple(sorted(added - {kernel.name for kernel in kernels}))
     return Contents(tuple(sorted(kernels, key=lambda k: k.name)), storage, shapes)
-
-
-def operators(kernel: str) -> tuple[str, ...]:
-    """The operators that a kernel computes, from its name: TVM joins those that it fuses, each with a number."""
-    plain = kernel.removeprefix("fused_").removesuffix("_prepacked")
-    words = [word for word in plain.split("_") if word not in ("relax", "nn", "tir")]
-    found: list[str] = []
-    while words:
-        for count in range(len(words), 0, -1):
-            name = _known("_".join(words[:count]))
-            if name or count == 1:
-                found.append(name or words[0])
-                words = words[count:]
-                break
-    return tuple(found)
-
-
-def _known(name: str) -> str:
-    """The operator of a legalised function's name, e.g. "max_pool2d" of "max_pool2d12"; empty where there is none."""
-    known = _operator_names()
-    while name and name not in known and name[-1].isdigit():
-        name = name[:-1]
-    return name if name in known else ""
-
-
-@functools.cache
-def _operator_names() -> frozenset[str]:
-    names = [str(op) for op in tvm.ir.Op.list_op_names()]
-    return frozenset({name.rpartition(".")[2] for name in names if name.startswith("relax.")} | LEGALISED)
 
 
 def _origin(function: PrimFunc) -> tuple[Origin, str]:

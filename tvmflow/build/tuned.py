@@ -6,15 +6,13 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 import tvm
-from tvm.tirx import PrimFunc
 
 from tvmflow import tasks
 from tvmflow.config import NumericsSection
 from tvmflow.database import Match, Reading
-from tvmflow.kernels import default, repacking, tf32
-from tvmflow.kernels.blocking import SHARED_ATTR
+from tvmflow.kernels import shared_layouts, tf32
 from tvmflow.kernels.default import GFLOPS_ATTR, KEY_ATTR, RULE_ATTR
-from tvmflow.kernels.user import USER_ATTR
+from tvmflow.kernels.user import OPERATORS_ATTR, USER_ATTR
 from tvmflow.target import Target
 
 
@@ -27,21 +25,21 @@ class Applied:
 
 
 def apply(prepared: tvm.IRModule, reading: Reading, target: Target, numerics: NumericsSection,
-          cpu_features: Collection[str], shared_layouts: bool = False) -> Applied:  # fmt: skip
-    """Replays the record of each kernel that has one. A record that no longer applies costs itself alone.
-
-    With `shared_layouts` a record is left aside if it wants weights in another layout than the default schedule.
-    """
+          cpu_features: Collection[str]) -> Applied:  # fmt: skip
+    """Replays the record of each kernel that has one. A record that no longer applies costs itself alone."""
     functions = dict(prepared.functions.items())
     notes = [str(fault) for fault in reading.faults]
-    set_aside = 0
     for var, function in prepared.functions.items():
         if not tasks.is_tunable(function):
             continue
         mod, workload = tasks.canonical(function)
         parts = tasks.key_parts(workload, target, numerics)
-        functions[var] = function = function.with_attr(KEY_ATTR, parts.key)
         found = reading.lookup(parts, cpu_features)
+        borrowed = not isinstance(found, Match) and shared_layouts.are_wanted(function)
+        if borrowed:  # a record of the kernel that has its weights for itself may want the same layout
+            mod, workload = tasks.canonical(shared_layouts.alone(function))
+            found = reading.lookup(tasks.key_parts(workload, target, numerics), cpu_features)
+        functions[var] = function = function.with_attr(KEY_ATTR, parts.key)
         if not isinstance(found, Match):
             continue
         uses_tf32 = tf32.is_used(found.record.trace)
@@ -52,8 +50,7 @@ def apply(prepared: tvm.IRModule, reading: Reading, target: Target, numerics: Nu
         if schedule is None:
             notes.append(f"{var.name_hint}: record {found.record.key[:12]} no longer applies and was skipped")
             continue
-        if shared_layouts and repacking.layouts(schedule.mod["main"]) != _default_layouts(mod):
-            set_aside += 1
+        if borrowed and shared_layouts.of(schedule.mod["main"]) != shared_layouts.of_default(function):
             continue
         if not tasks.kept_its_tiles(schedule, found.record.trace):
             notes.append(f"{var.name_hint}: record {found.record.key[:12]} was made for another shape, its tiles were "
@@ -64,22 +61,7 @@ def apply(prepared: tvm.IRModule, reading: Reading, target: Target, numerics: Nu
         if uses_tf32:
             rule += ", tf32"
         attrs = {RULE_ATTR: rule, KEY_ATTR: parts.key, GFLOPS_ATTR: found.record.gflops, "tirx.is_scheduled": True}
-        if USER_ATTR in function.attrs:
-            attrs[USER_ATTR] = function.attrs[USER_ATTR]
+        attrs |= {name: function.attrs[name] for name in (USER_ATTR, OPERATORS_ATTR) if name in function.attrs}
         functions[var] = schedule.mod["main"].without_attr("global_symbol").with_attrs(attrs)
-    if set_aside:
-        notes.append(f"{set_aside} records want weights in another layout than the other buckets and were left aside; "
-                     "shapes.one_layout = false uses them, with copies of those weights")  # fmt: skip
     return Applied(tvm.IRModule(functions, attrs=prepared.attrs), tuple(notes))
 
-
-def with_shared_layouts(mod: tvm.IRModule) -> tvm.IRModule:
-    """The module, in which default schedules want weights in a layout that does not depend on the other sizes."""
-    functions = {var: f.with_attr(SHARED_ATTR, True) if isinstance(f, PrimFunc) else f
-                 for var, f in mod.functions.items()}  # fmt: skip
-    return tvm.IRModule(functions, attrs=mod.attrs)
-
-
-def _default_layouts(mod: tvm.IRModule) -> frozenset[tuple[int, int]]:
-    schedule, _ = default.schedule_of(with_shared_layouts(mod))
-    return repacking.layouts(schedule.mod["main"])

@@ -6,6 +6,7 @@ Both run native code that a bad model can bring down, so flow calls them in proc
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -57,6 +58,16 @@ def inputs(config: Config) -> tuple[TensorSpec, ...]:
     return onnx.inputs(config.model.path, config.model.inputs, config.shapes.dims)
 
 
+def data_files(config: Config) -> dict[str, Path]:
+    """The files that hold weights beside the model's own, by their paths from its folder. Raises ModelError."""
+    path = config.model.path
+    if path is None or is_torch(config):
+        return {}
+    from tvmflow.frontend import onnx_file
+
+    return {location: path.parent / location for location in onnx_file.data_locations(path)}
+
+
 def first_accepted(config: Config, rows: Sequence[Sequence[Feeds]]) -> tuple[int, str, list[list[np.ndarray]]]:
     """Runs the reference on one row of feeds after another until it accepts a whole row.
 
@@ -69,6 +80,17 @@ def first_accepted(config: Config, rows: Sequence[Sequence[Feeds]]) -> tuple[int
         except ReferenceRunError as exc:
             errors.append(exc)
     raise errors[0]
+
+
+def each_accepted(config: Config, feeds: Sequence[Feeds]) -> list[list[np.ndarray] | None]:
+    """Runs the reference on each of `feeds`: its outputs, or None where it refuses them."""
+    outputs: list[list[np.ndarray] | None] = []
+    for one in feeds:
+        try:
+            outputs += run_reference(config, [one])[1]
+        except ReferenceRunError:
+            outputs.append(None)
+    return outputs
 
 
 def run_reference(config: Config, feeds: Sequence[Feeds]) -> tuple[str, list[list[np.ndarray]]]:

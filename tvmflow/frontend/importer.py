@@ -16,6 +16,7 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, onnx_input
 
 from tvmflow.errors import UnsupportedError
 from tvmflow.frontend import ops, shape_values
+from tvmflow.frontend.agreement import agreed
 from tvmflow.frontend.functions import opset_of
 from tvmflow.frontend.onnx_graph import describe, operator_key, outer_uses
 from tvmflow.frontend.onnx_shapes import Shape
@@ -24,8 +25,7 @@ from tvmflow.frontend.sizes import SizeArithmetic
 
 # Operator -> the inputs that its converter takes as a relax.ShapeExpr where their values are known as expressions.
 SHAPE_INPUTS: Mapping[str, Set[int]] = {
-    "Reshape": {1}, "Expand": {1}, "ConstantOfShape": {0}, "Resize": {3}, "Slice": {1, 2}, "Tile": {1}, "Split": {1},
-    "Pad": {1},
+    "Reshape": {1}, "Expand": {1}, "ConstantOfShape": {0}, "Resize": {3}, "Slice": {1, 2}, "Tile": {1},
 }
 SEQUENCE_OPERATORS = frozenset({
     "Optional", "OptionalGetElement", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert",
@@ -109,8 +109,9 @@ class Importer(ONNXGraphImporter):  # type: ignore[misc] # TVM carries no types
         if node.op_type == "Range" and not node.domain and (positions := self._range(values)) is not None:
             return [positions]
         as_shape = SHAPE_INPUTS.get(node.op_type, set()) if not node.domain else set()
-        inputs = onnx_input(value.as_shape() if i in as_shape and isinstance(value, ShapeValue) else self._tensor(value)
-                            for i, value in enumerate(values))
+        operands = [value.as_shape() if i in as_shape and isinstance(value, ShapeValue) else self._tensor(value)
+                    for i, value in enumerate(values)]
+        inputs = onnx_input(agreed(node, operands, self.bb, self._sizes))
         attributes["tvm_custom"] = {"name": node.name, "num_outputs": len(node.output)}
         converter = self._converters[operator_key(node)]
         result = converter.get_converter(self.opset)(self.bb, inputs, attributes, [self._nodes, self._params])
@@ -129,7 +130,8 @@ class Importer(ONNXGraphImporter):  # type: ignore[misc] # TVM carries no types
                 return None
             of = shape_values.of_shape if op_type == "Shape" else shape_values.of_number
             return _value(of(shape, attributes, self._sizes), "int64")
-        if not any(isinstance(value, ShapeValue) for value in values):
+        # Constants alone were folded before the import, but for the truth of what is compared here.
+        if not any(isinstance(value, ShapeValue) for value in values) and op_type not in shape_values.TRUTH:
             return None
         elements = [None if value is None else shape_values.known(value) for value in values]
         if any(known is None and value is not None for known, value in zip(elements, values, strict=True)):

@@ -30,7 +30,7 @@ from tvmflow.frontend.onnx_shapes import (
     without_weights,
 )
 from tvmflow.frontend.ranges import input_ranges
-from tvmflow.frontend.sizes import text as size_text
+from tvmflow.frontend.sizes import shape_text
 from tvmflow.manifest import Signature, TensorSpec
 
 
@@ -138,7 +138,5 @@ def _output_spec(name: str, declared: str, ty: relax.Type, known: set[str]) -> T
     if declared not in ("undefined", dtype):
         raise UnsupportedError(f"output '{name}' is declared as {declared}, and the nodes before it give {dtype}",
                                "export the model again")
-    if not isinstance(ty.shape, relax.ShapeExpr):
-        return TensorSpec(name=name, dtype=dtype, shape=("?",) * ty.ndim)
-    return TensorSpec(name=name, dtype=dtype, shape=tuple(size_text(dim, known) for dim in ty.shape.values))
+    return TensorSpec(name=name, dtype=dtype, shape=shape_text(ty, known))
 

@@ -37,6 +37,13 @@ def read(path: Path) -> ModelProto:
     return model
 
 
+def data_locations(path: Path) -> tuple[str, ...]:
+    """Where the model in `path` keeps its weights outside of that file, from its folder, in alphabetical order."""
+    model = _parse(_bytes_of(path))
+    outside = [tensor for tensor in tensors(model) if tensor.data_location == TensorProto.EXTERNAL]
+    return tuple(sorted({_entries(tensor).get("location", "") for tensor in outside}))
+
+
 def graphs(model: ModelProto) -> Iterator[GraphProto]:
     """The main graph and the graphs inside its nodes, outermost first."""
     stack = [model.graph]
@@ -138,9 +145,13 @@ def _check_inline(tensor: TensorProto) -> None:
             f"data and has {len(tensor.raw_data):,}", EXPORT_AGAIN)
 
 
+def _entries(tensor: TensorProto) -> dict[str, str]:
+    return {entry.key: entry.value for entry in tensor.external_data}
+
+
 def _load_external(path: Path, tensor: TensorProto) -> None:
     """Reads one tensor's external data, once its file is known to lie beside the model and to be long enough."""
-    entries = {entry.key: entry.value for entry in tensor.external_data}
+    entries = _entries(tensor)
     where = f"tensor '{tensor.name}'"
     location = entries.get("location", "")
     file = path.parent / location

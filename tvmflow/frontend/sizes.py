@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
 import tvm
 import tvm_ffi
-from tvm import tirx
+from tvm import relax, tirx
 from tvm.sym import Analyzer, ConstIntBound
 
 Size = Any  # an int or a tirx expression of int64
@@ -70,11 +70,17 @@ class SizeArithmetic:
             return True
         return self.is_true(size >= 0) is True
 
+    def equal(self, a: Size, b: Size) -> bool:
+        """Whether two sizes are the same whatever the open dimensions are, as far as can be proven."""
+        return is_size(self.simple(a - b), 0)
+
     def maximum(self, a: Size, b: Size) -> Size:
         if isinstance(a, int) and isinstance(b, int):
             return max(a, b)
         if (is_size(b, 0) and self.not_negative(a)) or (is_size(a, 0) and self.not_negative(b)):
             return a if is_size(b, 0) else b
+        if self.not_negative(self.simple(a - b)):
+            return a
         return self.simple(tirx.max(_expr(a), _expr(b)))
 
     def minimum(self, a: Size, b: Size) -> Size:
@@ -131,12 +137,18 @@ class SizeArithmetic:
         return self.product(above), self.product(below)
 
 
-def text(size: Size, names: Iterable[str]) -> int | str:
-    """A size as signatures state it: an int, a dimension's name, an expression of `names` in brackets, whose
-    operations are Python's, or "?" where only run time knows."""
+def shape_text(typed: relax.TensorType, names: Set[str]) -> tuple[int | str, ...]:
+    """The axes of a tensor as signatures state them: an int, a dimension's name, an expression of `names` in brackets,
+    whose operations are Python's, or "?" where only run time knows."""
+    if not isinstance(typed.shape, relax.ShapeExpr):
+        return ("?",) * int(typed.ndim)
+    return tuple(_text(size, names) for size in typed.shape.values)
+
+
+def _text(size: Size, names: Set[str]) -> int | str:
     if isinstance(size, int | tirx.IntImm):
         return int(size)
-    if not {var.name for var in tirx.analysis.undefined_vars(size)} <= set(names):
+    if not {var.name for var in tirx.analysis.undefined_vars(size)} <= names:
         return "?"
     plain = re.sub(r"T\.(min|max)\(", r"\1(", re.sub(r"T\.int64\((-?\d+)\)", r"\1", str(size)))
     return plain if isinstance(size, tirx.Var) else f"({plain})"

@@ -25,13 +25,19 @@ ARITHMETIC = {
 class SplitRepacking:
     """Takes the repacking of weights out of their kernels, so that it can be done once, here.
 
-    TVM's pass fails on kernels that are no plain block nest (a sort, say), so that it only runs where there is
-    something to take out.
+    TVM's pass fails on kernels that are no plain block nest (a sort or running sum, say), so that it only gets to see
+    those that have something to take out.
     """
 
     def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        wanted = any(_repacks(function) for function in mod.functions.values() if isinstance(function, PrimFunc))
-        return transform.SplitLayoutRewritePreproc()(mod) if wanted else mod
+        others = {var: function for var, function in mod.functions.items()
+                  if isinstance(function, PrimFunc) and not _repacks(function)}  # fmt: skip
+        rest = {var: function for var, function in mod.functions.items() if var not in others}
+        if not any(isinstance(function, PrimFunc) for function in rest.values()):
+            return mod
+        split = transform.SplitLayoutRewritePreproc()(tvm.IRModule(rest, attrs=mod.attrs))
+        split.update(others)
+        return split
 
 
 def _repacks(function: PrimFunc) -> bool:

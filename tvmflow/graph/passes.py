@@ -23,13 +23,16 @@ from tvmflow.graph.cancel import CancelTransposes
 from tvmflow.graph.constants import FoldExactly
 from tvmflow.graph.epilogues import KeepResizersApart
 from tvmflow.graph.guards import Guards
+from tvmflow.graph.operators import FuseTIR
 from tvmflow.graph.packing import FoldRepacking, SplitRepacking
 from tvmflow.graph.replacement import OnReplaced, ReplaceOperators
+from tvmflow.graph.reshapes import RewriteReshapes
 from tvmflow.graph.transposed import SplitTransposedConvolutions
 from tvmflow.graph.widening import ComputeInFloat32
 from tvmflow.graph.winograd import ScheduleWinograd, Winograd
 from tvmflow.kernels.default import DefaultSchedule
 from tvmflow.kernels.prefetch import Prefetch
+from tvmflow.kernels.shared_layouts import ShareLayouts
 from tvmflow.kernels.tf32_product import ScheduleTf32
 from tvmflow.kernels.winograd import Measured, unmeasured
 
@@ -60,7 +63,7 @@ def kernel_steps(cfg: Config, on_replaced: OnReplaced, measured: Measured = unme
     kind = cfg.target.kind
     return (
         *user_steps(cfg.kernels, on_replaced), *winograd_steps(kind, cfg.numerics.winograd, measured),
-        *fuse_steps(kind, bool(cfg.graph.prepack)),
+        *fuse_steps(kind, cfg.graph.prepack),
     )  # fmt: skip
 
 
@@ -123,10 +126,11 @@ def winograd_steps(kind: str, winograd: str, measured: Measured = unmeasured) ->
     return (Step("Winograd", "3 x 3 convolutions by fewer multiplications, where that pays", Winograd(measured)),)
 
 
-def fuse_steps(kind: str, prepack: bool) -> tuple[Step, ...]:
+def fuse_steps(kind: str, prepack: bool | str) -> tuple[Step, ...]:
     """From operators to fused TensorIR kernels."""
     attach = Step("AttachAttrLayoutFreeBuffers", "let a schedule choose its weights' layout",
                   transform.AttachAttrLayoutFreeBuffers())  # fmt: skip
+    share = Step("ShareLayouts", "weights that other buckets read too, in one layout", ShareLayouts())
     return (
         Step("DispatchSampling", "sampling operators to their run-time functions", DispatchSampling()),
         Step("DispatchSortScan", "sort and scan to their run-time functions", DispatchSortScan()),
@@ -135,15 +139,16 @@ def fuse_steps(kind: str, prepack: bool) -> tuple[Step, ...]:
         Step("KeepResizersApart", "paddings are no epilogues: no tile is where they write", KeepResizersApart()),
         Step("FoldConstant", "compute what became constant", transform.FoldConstant()),
         Step("FuseOps", "group operators into kernels", transform.FuseOps()),
-        Step("FuseTIR", "one TensorIR function per group", transform.FuseTIR()),
+        Step("FuseTIR", "one TensorIR function per group", FuseTIR()),
         Step("DeadCodeElimination", "drop the unfused functions", transform.DeadCodeElimination()),
         *([Step("ScheduleWinograd", "they and what is fused into them have schedules of their own", ScheduleWinograd())]
           if kind == "llvm" else []),
         *([attach] if prepack and kind == "llvm" else []),
+        *([share] if prepack == "shared" and kind == "llvm" else []),
     )
 
 
-def pack_steps(kind: str, prepack: bool) -> tuple[Step, ...]:
+def pack_steps(kind: str, prepack: bool | str) -> tuple[Step, ...]:
     """Weights into the layout that their kernels' schedules ask for."""
     if not prepack or kind != "llvm":
         return ()
@@ -159,7 +164,7 @@ def pack_steps(kind: str, prepack: bool) -> tuple[Step, ...]:
 def lower_steps() -> tuple[Step, ...]:
     """From scheduled kernels to the calls, shapes and memory plan of the virtual machine."""
     return (
-        Step("RewriteDataflowReshape", "reshapes move no data", transform.RewriteDataflowReshape()),
+        Step("RewriteDataflowReshape", "reshapes move no data", RewriteReshapes()),
         Step("ToNonDataflow", "the virtual machine runs in order", transform.ToNonDataflow()),
         Step("RemovePurityChecking", "purity was checked before", transform.RemovePurityChecking()),
         Step("CallTIRRewrite", "each kernel gets its output buffer", transform.CallTIRRewrite()),

@@ -15,6 +15,7 @@ from tvm.tirx import IntImm, PrimFunc
 from tvmflow.graph.mutation import mutated
 from tvmflow.kernels import winograd, winograd_tir
 from tvmflow.kernels.axes import Registers, blocks_of
+from tvmflow.kernels.user import OPERATORS_ATTR
 from tvmflow.kernels.winograd import Measured, Shape, unmeasured
 
 SHAPE_ATTR = "tvmflow.shape"  # on the last block of a direct convolution that is to be found again after fusion
@@ -64,6 +65,7 @@ class _Mutator(PyExprMutator):  # type: ignore[misc] # TVM has no types
             return call
         shape, chosen = planned
         function = winograd_tir.function(shape, chosen, Registers.of(Target.current()).lanes)
+        function = function.with_attr(OPERATORS_ATTR, "conv2d")
         filters = relax.const(winograd.transformed(call.args[1].value.numpy(), chosen))
         return relax.call_tir(self.builder_.add_func(function, "winograd"), [call.args[0], filters], call.ty)
 
@@ -78,7 +80,7 @@ class _Marker(PyExprMutator):  # type: ignore[misc] # TVM has no types
         legal = call.op.get_attr("FLegalize")(self.builder_, call)
         made = Schedule(tvm.IRModule({"main": self.builder_.get()[legal.args[0]]}), debug_mask="none")
         made.annotate(blocks_of(made)[-1], SHAPE_ATTR, str(shape))
-        return relax.call_tir(self.builder_.add_func(made.mod["main"], "winograd"), legal.args[1], call.ty)
+        return relax.call_tir(self.builder_.add_func(made.mod["main"], "conv2d"), legal.args[1], call.ty)
 
 
 def unmarked(function: PrimFunc) -> tuple[PrimFunc, str | None]:

@@ -93,6 +93,8 @@ class Tile:
     outer: list[Axis]
     reductions: list[Axis]
     is_large: bool
+    is_shared: bool
+    """Whether other shapes read the same weights: then their layout, which columns and steps of k make, is fixed."""
     rows: int
     vectors: int
     lanes: int
@@ -121,8 +123,8 @@ class Tile:
         _, total, rows, row = max(shapes, key=lambda shape: shape[:3])
         k = max(reductions, key=lambda axis: axis.extent)
         return Tile(product, row, vector, k, [a for a in spatial if a is not vector and a is not row],
-                    [a for a in reductions if a is not k], _is_large(schedule, axes), rows, total // rows, lanes
-                    )  # fmt: skip
+                    [a for a in reductions if a is not k], _is_large(schedule, axes), panel is not None, rows,
+                    total // rows, lanes)  # fmt: skip
 
 
 def _possible_rows(schedule: Schedule, product: SBlockRV, spatial: list[Axis], vector: Axis) -> list[Axis]:
@@ -141,11 +143,16 @@ def _busy(rows: int, vectors: int) -> float:
 
 
 def _block(schedule: Schedule, tile: Tile, last: SBlockRV | None, informed: bool) -> None:
-    sizes = _sizes(tile) if informed else (None, None, None)
+    rule = _sizes(tile)
+    sizes = rule if informed else (None, None, None)
     block_rows, tiles, within = _split_rows(schedule, tile, sizes[0])
     vectors, lane = schedule.split(tile.vector.loop, [None, tile.lanes])
-    columns, vectors = _split(schedule, vectors, (2, 2 * MAX_VECTORS), sizes[1])
-    outer_k, *step = _split(schedule, tile.k.loop, (2, MAX_STEPS), sizes[2]) if tile.k.extent > 1 else [tile.k.loop]
+    if tile.is_shared:
+        columns, vectors = schedule.split(vectors, rule[1])
+        outer_k, *step = schedule.split(tile.k.loop, rule[2]) if tile.k.extent > 1 else [tile.k.loop]
+    else:
+        columns, vectors = _split(schedule, vectors, (2, 2 * MAX_VECTORS), sizes[1])
+        outer_k, *step = _split(schedule, tile.k.loop, (2, MAX_STEPS), sizes[2]) if tile.k.extent > 1 else [tile.k.loop]
     around = [*(axis.loop for axis in tile.outer), *block_rows]
     outer = [columns, *around] if _is_heavy(tile) else [*around, columns]
     reductions = [*(axis.loop for axis in tile.reductions), outer_k]

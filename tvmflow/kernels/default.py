@@ -38,6 +38,7 @@ from tvmflow.kernels.axes import (
     width,
 )
 from tvmflow.kernels.elementwise import parallel, schedule_elementwise
+from tvmflow.kernels.lowering import can_lower, is_symbolic
 
 RULE_ATTR = "tvmflow.rule"  # on a scheduled function: which rule made its schedule
 KEY_ATTR = "tvmflow.key"  # on a function that can be tuned: its key
@@ -66,13 +67,16 @@ def scheduled(function: PrimFunc) -> PrimFunc:
 
 def schedule_of(mod: tvm.IRModule) -> tuple[Schedule, str]:
     """The default schedule of a module's `main` for the current target, and the names of the rules it follows."""
+    symbolic = is_symbolic(mod["main"])
+    # Of symbolic sizes TVM also raises other errors than that a primitive does not apply to this kernel.
+    misfit = (ScheduleError, RuntimeError) if symbolic else ScheduleError
     for rule in RULES:
         schedule = Schedule(mod, debug_mask="none")
         try:
             name = rule(schedule)
-        except ScheduleError:  # a primitive does not apply to this kernel
+        except misfit:
             continue
-        if name:
+        if name and (not symbolic or can_lower(schedule.mod["main"])):
             return schedule, name
     return Schedule(mod, debug_mask="none"), UNSCHEDULED
 

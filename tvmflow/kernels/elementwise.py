@@ -8,7 +8,7 @@ import tvm
 import tvm_ffi
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
-from tvm.tirx import IterVar
+from tvm.tirx import IntImm, IterVar, Var
 
 from tvmflow.kernels.axes import axis_kinds, blocks_of, extent_of, is_cheap, touches_bool, width
 
@@ -63,6 +63,7 @@ def schedule_elementwise(schedule: Schedule, block: SBlockRV) -> str:
         outer.append(middle)
     else:
         outer.append(loops[-1])
+    outer = fusable(schedule, outer)
     extents = [extent_of(schedule, loop) for loop in outer]
     shared = next((n for n in range(1, len(outer)) if math.prod(extents[:n]) >= SHARES), len(outer))
     parallel(schedule, outer[:shared], inner * math.prod(extents[shared:]))
@@ -88,11 +89,22 @@ def schedule_padding(schedule: Schedule, block: SBlockRV) -> None:
 
 def parallel(schedule: Schedule, loops: list[LoopRV], work: int) -> LoopRV:
     """Fuses the loops and spreads them over the threads where there is enough `work` (iterations below them)."""
+    loops = fusable(schedule, loops)
     fused = schedule.fuse(*loops) if len(loops) > 1 else loops[0]
     extent = extent_of(schedule, fused)
     if extent == 1 or extent * work >= SMALLEST_PARALLEL:
         schedule.parallel(fused)
     return fused
+
+
+def fusable(schedule: Schedule, loops: list[LoopRV]) -> list[LoopRV]:
+    """The first loops, as far as TVM can tell where one fused loop stands in each of them.
+
+    For that it divides by the extents of all but the first, and fails at symbolic ones that are sums.
+    """
+    extents = [schedule.get(loop).extent for loop in loops]
+    sums = (n for n in range(1, len(loops)) if not isinstance(extents[n], IntImm | Var))
+    return loops[: next(sums, len(loops))]
 
 
 def _vectorize(schedule: Schedule, loop: LoopRV) -> None:

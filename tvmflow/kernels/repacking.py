@@ -34,12 +34,3 @@ def is_whole(function: PrimFunc) -> bool:
         == math.prod(int(d) for d in block.writes[0].source.ty.shape)
         for block in blocks(function)
     )
-
-
-def layouts(function: PrimFunc) -> frozenset[tuple[int, int]]:
-    """Which of a scheduled function's parameters are repacked, and a hash of the layout that each gets."""
-    places = {param: index for index, param in enumerate(function.params)}
-    return frozenset(
-        (places[block.reads[0].source], tvm_ffi.structural_hash(block, map_free_vars=True))
-        for block in blocks(function)
-    )

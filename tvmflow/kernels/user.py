@@ -29,6 +29,7 @@ from tvmflow.errors import ConfigError
 from tvmflow.kernels.default import RULE_ATTR
 
 USER_ATTR = "tvmflow.user_kernel"  # on a function of the user's: the name it has in the config
+OPERATORS_ATTR = "tvmflow.operators"  # on a function of several operators: their names in order, joined by commas
 OPAQUE = 8  # OpPatternKind.kOpaque of include/tvm/relax/op_attr_types.h: nothing is fused into it
 OWN_SCHEDULE = "schedule of its own"
 
@@ -121,7 +122,8 @@ def function_for(kernel: UserKernel, call: Call) -> PrimFunc | None:
         return None
     function = _prim_func(kernel, made)
     _check_signature(kernel, function, call)
-    attrs: dict[str, object] = {USER_ATTR: kernel.name, "op_pattern": OPAQUE}
+    replaced = ",".join(name.rpartition(".")[2] for name in call.operators)
+    attrs: dict[str, object] = {USER_ATTR: kernel.name, OPERATORS_ATTR: replaced, "op_pattern": OPAQUE}
     if isinstance(made, Schedule):
         attrs |= {RULE_ATTR: OWN_SCHEDULE, "tirx.is_scheduled": True}
     return function.without_attr("global_symbol").with_attrs(attrs)

@@ -13,7 +13,7 @@ from tvm.s_tir.schedule import ScheduleError
 
 from tvmflow.database import Record
 from tvmflow.database.keys import fingerprint
-from tvmflow.kernels import repacking
+from tvmflow.kernels import repacking, shared_layouts
 from tvmflow.tasks import Task, replay, trace_json
 from tvmflow.tuning import space
 from tvmflow.tuning.measure import Measured, Measurer
@@ -91,7 +91,8 @@ def begin(
     search.context = space.context(task.mod, target, task.name, search.seed + search.trials, tf32)
     replayed = replay(task.mod, record.trace) if record is not None else None
     today = [schedule for schedule in (replayed, search.default) if schedule is not None]
-    starts = today + (experience.starts(task.mod, search.context) if record is None else [])
+    carried = experience.starts(task.mod, search.context) if record is None else []
+    starts = today + [schedule for schedule in carried if _keeps_layouts(search, schedule)]
     results = measurer.measure([job_of(s.mod) for s in starts], None)
     for number, (schedule, result) in enumerate(zip(starts, results, strict=True)):
         take(search, schedule, result)
@@ -180,17 +181,27 @@ def trace_hash(schedule: Schedule) -> str:
 def _measure(
     search: Search, candidates: Sequence[ms.MeasureCandidate], measurer: Measurer, quarantined: Collection[str]
 ) -> list[Measured]:  # fmt: skip
-    faults = [_fault(candidate.sch, quarantined) for candidate in candidates]
+    faults = [_fault(search, candidate.sch, quarantined) for candidate in candidates]
     jobs = [job_of(c.sch.mod) for c, fault in zip(candidates, faults, strict=True) if not fault]
     results = iter(measurer.measure(jobs, search.best_s if search.best else None))
     return [Measured(error=fault) if fault else next(results) for fault in faults]
 
 
-def _fault(schedule: Schedule, quarantined: Collection[str]) -> str:
+def _fault(search: Search, schedule: Schedule, quarantined: Collection[str]) -> str:
     """Why a candidate must not be run; "" if it may."""
     if not repacking.is_whole(schedule.mod["main"]):
         return "its layout of the weights loses some"
+    if not _keeps_layouts(search, schedule):
+        return "its layout of the weights is not that of the other buckets"
     return "in quarantine" if quarantined and trace_hash(schedule) in quarantined else ""
+
+
+def _keeps_layouts(search: Search, schedule: Schedule) -> bool:
+    """Whether weights that other shapes read too stay in the layout of the default schedule."""
+    main = search.task.mod["main"]
+    if search.default is None or not shared_layouts.are_wanted(main):
+        return True
+    return shared_layouts.of(schedule.mod["main"]) == shared_layouts.of(search.default.mod["main"])
 
 
 def _commit(search: Search, candidate: Candidate, target: tvm.target.Target) -> None:

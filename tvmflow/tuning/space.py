@@ -15,7 +15,7 @@ from tvm.s_tir.schedule import ScheduleError
 
 from tvmflow.graph import passes
 from tvmflow.host import cores
-from tvmflow.kernels import blocking, tf32_product
+from tvmflow.kernels import blocking, shared_layouts, tf32_product
 from tvmflow.kernels import default as cpu_default
 from tvmflow.kernels.axes import Registers
 from tvmflow.target import machine_of
@@ -53,8 +53,11 @@ def context(mod: tvm.IRModule, target: tvm.target.Target, name: str, seed: int, 
         return made(ms.space_generator.PostOrderApply(sch_rules="cuda", postprocs="cuda", mutator_probs="cuda"))
     chosen = made(ms.space_generator.PostOrderApply()).space_generator
     rules = [_rule(rule) for rule in chosen.sch_rules]
+    postprocs = list(chosen.postprocs)
+    if shared_layouts.are_wanted(mod["main"]) and not _blocked(Schedule(mod, debug_mask="none"), target):
+        postprocs = [postproc for postproc in postprocs if not isinstance(postproc, ms.postproc.RewriteLayout)]
     return made(ms.space_generator.PostOrderApply(
-        sch_rules=rules, postprocs=list(chosen.postprocs), mutator_probs=dict(chosen.mutator_probs.items())
+        sch_rules=rules, postprocs=postprocs, mutator_probs=dict(chosen.mutator_probs.items())
     ))  # fmt: skip
 
 
@@ -74,9 +77,14 @@ def default(mod: tvm.IRModule, target: tvm.target.Target, tf32: bool = False) ->
 
 
 def designs(context: ms.TuneContext) -> list[Schedule]:
-    """The spaces of a task: MetaSchedule's, and for a product on a CPU our blocking; raises where no rule fits."""
+    """The spaces of a task: MetaSchedule's, and for a product on a CPU our blocking; raises where no rule fits.
+
+    Where weights are shared with other shapes, our blocking alone: it keeps their layout.
+    """
     own = Schedule(context.mod, seed=context.rand_state, debug_mask="none")
-    return [*context.generate_design_space(), *([own] if _blocked(own, context.target) else [])]
+    if not _blocked(own, context.target):
+        return list(context.generate_design_space())
+    return [own] if shared_layouts.are_wanted(context.mod["main"]) else [*context.generate_design_space(), own]
 
 
 def _blocked(schedule: Schedule, target: tvm.target.Target) -> bool:

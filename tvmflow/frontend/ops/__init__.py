@@ -28,6 +28,7 @@ from tvmflow.frontend.ops import (
     resize,
     shaping,
     signal,
+    slicing,
     vision,
 )
 from tvmflow.frontend.ops.node import UPSTREAM, Converters, Refusal, converter_class
@@ -35,7 +36,8 @@ from tvmflow.frontend.ops.node import UPSTREAM, Converters, Refusal, converter_c
 FAMILIES: tuple[Converters, ...] = (
     activation.CONVERTERS, arithmetic.CONVERTERS, attention.CONVERTERS, contrib.CONVERTERS, indexing.CONVERTERS,
     linear.CONVERTERS, normalisation.CONVERTERS, pooling.CONVERTERS, quantised.CONVERTERS, recurrent.CONVERTERS,
-    reduction.CONVERTERS, resize.CONVERTERS, shaping.CONVERTERS, signal.CONVERTERS, vision.CONVERTERS,
+    reduction.CONVERTERS, resize.CONVERTERS, shaping.CONVERTERS, signal.CONVERTERS, slicing.CONVERTERS,
+    vision.CONVERTERS,
 )
 # TVM files these under ai.onnx, though their meaning is com.microsoft's or nobody's.
 NOT_STANDARD = frozenset({"Attention", "FastGelu", "BiasGelu", "SkipLayerNormalization", "EmbedLayerNormalization",

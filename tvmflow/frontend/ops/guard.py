@@ -12,6 +12,7 @@ from tvm import relax
 
 from tvmflow import run_time_check
 from tvmflow.frontend.ops.node import Node, dtype_of, scalar
+from tvmflow.frontend.sizes import Size
 
 
 def in_range(node: Node, index: int, extents: Any) -> Any:
@@ -57,3 +58,8 @@ def no_zero(node: Node, divisor: Any) -> Any:
 def require(node: Node, good: Any, what: str) -> None:
     """Stops the run where a boolean tensor does not hold throughout; the error names the node and `what`."""
     run_time_check.require(node.builder, good, f"{node.op_type}_{node.name}_{what}")
+
+
+def require_equal(node: Node, a: Size, b: Size, what: str) -> None:
+    """Stops the run where two sizes differ."""
+    run_time_check.require_equal(node.builder, a, b, f"{node.op_type}_{node.name}_{what}")

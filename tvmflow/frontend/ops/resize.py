@@ -9,41 +9,28 @@ Method: the ONNX operator's text, and Keys, "Cubic convolution interpolation for
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from tvm import relax
+from tvm import relax, tirx
 
 from tvmflow.frontend.ops.node import FLOATS, Converters, Node, dtype_of, in_float32, numpy_dtype, scalar
+from tvmflow.frontend.ops.resize_symbolic import Plan, along, size_after
+from tvmflow.frontend.sizes import Size
 
 Array = np.ndarray[Any, Any]
 F = np.float32
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What is resized: `axes`, the sizes before and after, the scales, and the region (start, end) per axis."""
-
-    axes: list[int]
-    before: list[int]
-    after: list[int]
-    scales: list[float]
-    region: list[tuple[float, float]]
-    coordinates: str
-    mode: str
-    nearest: str
-
-
 def _resize(node: Node) -> Any:
     axes = [node.axis(axis) for axis in node.ints("axes", range(node.rank()))]
-    before = node.shape(0, axes)
-    scales, sizes, roi = node.optional(2, "scales"), node.optional(3, "sizes"), node.optional(1, "roi")
-    if sizes is not None and sizes.size:
-        after, factors = _from_sizes(node, before, [int(size) for size in sizes])
+    before = [node.dims()[axis] for axis in axes]
+    scales, sizes, roi = node.optional(2, "scales"), _wanted_sizes(node), node.optional(1, "roi")
+    if sizes:
+        after, factors = _from_sizes(node, before, sizes)
     elif scales is not None and scales.size == len(axes):
         factors = [float(scale) for scale in scales]
-        after = [math.floor(F(scale) * F(size)) for scale, size in zip(factors, before, strict=True)]
+        after = [_scaled(node, size, scale) for scale, size in zip(factors, before, strict=True)]
     else:
         raise node.refuse("neither `scales` nor `sizes` fits the axes", "correct the model")
     coordinates, region = node.text("coordinate_transformation_mode", "half_pixel"), [(0.0, 1.0)] * len(axes)
@@ -51,7 +38,7 @@ def _resize(node: Node) -> Any:
         if roi is None or roi.size != 2 * len(axes):
             raise node.refuse("tf_crop_and_resize needs a constant `roi` of two values per axis")
         region = [(float(roi[i]), float(roi[i + len(axes)])) for i in range(len(axes))]
-    whole = all(F(s) * F(b) == a for s, b, a in zip(factors, before, after, strict=True))
+    whole = all(_is_whole(s, b, a) for s, b, a in zip(factors, before, after, strict=True))
     if coordinates == "align_corners" and not whole:
         raise node.refuse("align_corners with scales that give no whole sizes: the standard and ONNX Runtime disagree",
                           "give `sizes` instead of `scales`")
@@ -59,13 +46,37 @@ def _resize(node: Node) -> Any:
     return _apply(node, Plan(axes, before, after, factors, region, coordinates, node.text("mode", "nearest"), nearest))
 
 
-def _from_sizes(node: Node, before: list[int], sizes: list[int]) -> tuple[list[int], list[float]]:
-    scales = [float(F(want) / F(size)) for want, size in zip(sizes, before, strict=True)]
+def _wanted_sizes(node: Node) -> list[Size] | None:
+    """The operand `sizes`: integers, and expressions where they are symbolic."""
+    if node.has(3) and isinstance(node.inputs[3], relax.ShapeExpr) and node.constant(3) is None:
+        return [int(size) if isinstance(size, tirx.IntImm) else size for size in node.inputs[3].values]
+    sizes = node.optional(3, "sizes")
+    return None if sizes is None else [int(size) for size in sizes]
+
+
+def _from_sizes(node: Node, before: list[Size], sizes: list[Size]) -> tuple[list[Size], list[float]]:
+    known = [isinstance(want, int) and isinstance(size, int) for want, size in zip(sizes, before, strict=True)]
+    scales = [float(F(want) / F(size)) if fixed else math.nan
+              for want, size, fixed in zip(sizes, before, known, strict=True)]
     policy = node.text("keep_aspect_ratio_policy", "stretch")
     if policy == "stretch":
         return sizes, scales
+    if not all(known):
+        raise node.refuse(f"keep_aspect_ratio_policy = {policy!r} needs sizes that are known",
+                          "fix them with [shapes.dims] in the config")
     scale = min(scales) if policy == "not_larger" else max(scales)
     return [math.floor(scale * size + 0.5) for size in before], [scale] * len(before)
+
+
+def _is_whole(scale: float, before: Size, after: Size) -> bool:
+    """Whether the scale gives this size without rounding."""
+    if isinstance(before, int) and isinstance(after, int):
+        return bool(F(scale) * F(before) == after)
+    return math.isnan(scale) or scale.is_integer()
+
+
+def _scaled(node: Node, size: Size, scale: float) -> Size:
+    return math.floor(F(scale) * F(size)) if isinstance(size, int) else size_after(node, size, scale)
 
 
 def _upsample(node: Node) -> Any:
@@ -74,8 +85,8 @@ def _upsample(node: Node) -> Any:
         scales = [float(scale) for scale in node.attributes["scales"]]
     else:
         scales = [float(scale) for scale in node.known(1, "scales")]
-    before, axes = node.shape(), list(range(node.rank()))
-    after = [math.floor(F(scale) * F(size)) for scale, size in zip(scales, before, strict=True)]
+    before, axes = node.dims(), list(range(node.rank()))
+    after = [_scaled(node, size, scale) for scale, size in zip(scales, before, strict=True)]
     whole = [(0.0, 1.0)] * len(axes)
     mode = node.text("mode", "nearest")
     return _apply(node, Plan(axes, before, after, scales, whole, "asymmetric", mode, "simple"))
@@ -84,7 +95,7 @@ def _upsample(node: Node) -> Any:
 def _apply(node: Node, plan: Plan) -> Any:
     if plan.mode not in ("nearest", "linear", "cubic"):
         raise node.refuse(f"mode = {plan.mode!r} is none of the standard's", "correct the model")
-    if 0 in plan.after or 0 in plan.before:
+    if any(isinstance(size, int) and size == 0 for size in (*plan.after, *plan.before)):
         raise node.refuse("an axis of size 0 cannot be resized", "correct the model")
     if _relax_is_exact(node, plan):
         return _relax_resize(node, plan)
@@ -92,7 +103,10 @@ def _apply(node: Node, plan: Plan) -> Any:
     x = x if plan.mode == "nearest" or dtype_of(x) in FLOATS else node.op.astype(x, "float32")
     outside = np.zeros((1,) * node.rank(), bool)
     for i in range(len(plan.axes)):
-        if plan.before[i] == plan.after[i] and plan.scales[i] == 1 and plan.region[i] == (0.0, 1.0):
+        if plan.is_unchanged(i):
+            continue
+        if plan.is_symbolic(i):
+            x = along(node, plan, i, x)
             continue
         places = _coordinates(plan, i)
         x = _along(node, plan, i, x, places)
@@ -197,10 +211,9 @@ def _relax_is_exact(node: Node, plan: Plan) -> bool:
     """TVM takes scales from the sizes; whole factors leave its float32 coordinates far from any tie."""
     if node.rank() != 4 or node.dtype() not in ("float32", "float16") or node.integer("antialias", 0):
         return False
-    resized = {axis: i for i, axis in enumerate(plan.axes) if plan.before[i] != plan.after[i]}
-    whole = all(plan.after[i] == plan.before[i] * plan.scales[i] and plan.after[i] % plan.before[i] == 0
-                for i in range(len(plan.axes)))
-    if not resized or not set(resized) <= {2, 3} or not whole:
+    resized = {axis for i, axis in enumerate(plan.axes) if not plan.is_unchanged(i)}
+    whole = all(plan.factor(i) is not None for i in range(len(plan.axes)))
+    if not resized or not resized <= {2, 3} or not whole:
         return False
     if plan.mode == "nearest":
         return (plan.coordinates, plan.nearest) in (
@@ -210,7 +223,7 @@ def _relax_is_exact(node: Node, plan: Plan) -> bool:
 
 def _relax_resize(node: Node, plan: Plan) -> Any:
     after = dict(zip(plan.axes, plan.after, strict=True))
-    size = [after.get(axis, node.shape(0, [axis])[0]) for axis in (2, 3)]
+    size = [after.get(axis, node.dims()[axis]) for axis in (2, 3)]
     rounding = "round_prefer_floor" if plan.nearest == "round_prefer_floor" else "floor"
     return node.op.image.resize2d(
         node.x, size=relax.ShapeExpr(size), layout="NCHW", rounding_method=rounding if plan.mode == "nearest" else "",

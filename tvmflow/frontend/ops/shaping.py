@@ -9,12 +9,9 @@ from typing import Any
 import numpy as np
 from tvm import relax, tirx
 
-from tvmflow.frontend.ops.guard import require
-from tvmflow.frontend.ops.node import FLOATS, Converters, Node, numpy_dtype, scalar
+from tvmflow.frontend.ops.guard import require, require_equal
+from tvmflow.frontend.ops.node import Converters, Node, numpy_dtype, scalar
 from tvmflow.frontend.sizes import SizeArithmetic, is_size
-
-INT_MAX = (2**31 - 1, 2**63 - 1)
-PAD_MODES = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}
 
 
 def run_time_shape(node: Node, tensor: Any, length: int, name: str) -> relax.ShapeExpr:
@@ -22,107 +19,6 @@ def run_time_shape(node: Node, tensor: Any, length: int, name: str) -> relax.Sha
     axes = [tirx.Var(f"{name}_{i}", "int64") for i in range(length)]
     node.builder.match_cast(node.op.tensor_to_shape(tensor), relax.ShapeType(axes))
     return relax.ShapeExpr(axes)
-
-
-def _pad_by_attributes(node: Node) -> Any:
-    pads = node.ints("pads", node.attributes.get("paddings", ()))
-    return padded(node, pads, list(range(node.rank())), node.number("value", 0.0))
-
-
-def _pad(node: Node) -> Any:
-    axes = node.optional(3, "axes")
-    picked = list(range(node.rank())) if axes is None else [node.axis(int(axis)) for axis in axes]
-    value = node.constant(2) if node.has(2) else np.array(0)
-    pads = [int(pad) for pad in node.known(1, "pads")]
-    if value is None:
-        return _padded_with_tensor(node, pads, picked)
-    return padded(node, pads, picked, value.item() if value.size else 0)
-
-
-def padded(node: Node, pads: list[int], axes: list[int], value: float) -> Any:
-    """Negative pads cut off first; then the others are added."""
-    op, mode = node.op, node.text("mode", "constant")
-    if mode not in PAD_MODES:
-        raise node.refuse(f"mode = {mode!r} is none of the standard's", "correct the model")
-    x, count = _cut(node, pads, axes), len(axes)
-    widths = [0] * (2 * node.rank())
-    for i, axis in enumerate(axes):
-        widths[2 * axis], widths[2 * axis + 1] = max(pads[i], 0), max(pads[i + count], 0)
-        limit = {"reflect": -1, "wrap": 0}.get(mode)
-        if limit is not None and max(widths[2 * axis: 2 * axis + 2]) > max(node.shape(0, [axis])[0] + limit, 0):
-            raise node.refuse(f"mode = {mode!r} pads axis {axis} by more than it holds")
-    if not any(widths):
-        return x
-    if mode == "constant" and node.dtype() not in FLOATS:
-        return _with_borders(op, x, widths, relax.const(np.array(value, numpy_dtype(node.dtype())), node.dtype()))
-    return op.nn.pad(x, widths, PAD_MODES[mode], float(value))
-
-
-def _cut(node: Node, pads: list[int], axes: list[int]) -> Any:
-    x, count = node.x, len(axes)
-    cut = [(axis, -min(pads[i], 0), min(pads[i + count], 0)) for i, axis in enumerate(axes)]
-    cut = [(axis, before, after) for axis, before, after in cut if before or after]
-    if cut:
-        ends = [end + after for (_, _, after), end in zip(cut, node.shape(0, [c[0] for c in cut]), strict=True)]
-        x = node.op.strided_slice(x, [c[0] for c in cut], [c[1] for c in cut], ends)
-    return x
-
-
-def _padded_with_tensor(node: Node, pads: list[int], axes: list[int]) -> Any:
-    if node.text("mode", "constant") != "constant":
-        return padded(node, pads, axes, 0)
-    widths = [0] * (2 * node.rank())
-    for i, axis in enumerate(axes):
-        widths[2 * axis], widths[2 * axis + 1] = max(pads[i], 0), max(pads[i + len(axes)], 0)
-    return _with_borders(node.op, _cut(node, pads, axes), widths, node.op.reshape(node.tensor(2), ()))
-
-
-def _with_borders(op: Any, x: Any, widths: list[int], value: Any) -> Any:
-    """Concatenates borders of a value that nn.pad cannot take: a run-time one, or an integer (it holds doubles)."""
-    for axis in range(len(widths) // 2):
-        borders = [list(x.ty.shape) for _ in range(2)]
-        borders[0][axis], borders[1][axis] = widths[2 * axis], widths[2 * axis + 1]
-        before, after = (op.broadcast_to(value, border) if border[axis] else None for border in borders)
-        parts = [part for part in (before, x, after) if part is not None]
-        x = op.concat(parts, axis=axis) if len(parts) > 1 else x
-    return x
-
-
-def _slice(node: Node) -> Any:
-    """Places as Python's slices clamp them, so that TVM gets none beyond the ends and none that run backwards."""
-    if node.opset < 10:
-        starts, ends = (np.array(node.ints(name, ())) for name in ("starts", "ends"))
-        axes: Any = np.array(node.ints("axes", range(len(starts))))
-        steps: Any = np.ones(len(starts), "int64")
-    else:
-        values = [node.constant(i) for i in range(1, 5)]
-        if isinstance(node.inputs[0], relax.ShapeExpr) or any(node.has(i + 1) and values[i] is None for i in range(4)):
-            return node.upstream()
-        starts, ends, axes, steps = values  # type: ignore[assignment] # the first two are no options
-    axes = [node.axis(int(axis)) for axis in (range(len(starts)) if axes is None else axes)]
-    steps = [1] * len(starts) if steps is None else [int(step) for step in steps]
-    dims = node.dims()
-    if not all(isinstance(dims[axis], int) for axis in axes):
-        return node.op.strided_slice(node.x, axes, [int(s) for s in starts], [int(e) for e in ends], steps)
-    begin, end = [], []
-    for axis, start, stop, step in zip(axes, starts, ends, steps, strict=True):
-        places = _places(dims[axis], int(start), int(stop), step)
-        begin.append(places[0] if places else 0)
-        after = places[-1] + (1 if step > 0 else -1) if places else 0
-        end.append(after if after >= 0 else -dims[axis] - 1)
-    return node.op.strided_slice(node.x, axes, begin, end, steps)
-
-
-def _places(size: int, start: int, stop: int, step: int) -> range:
-    """What a slice takes: ends before the front or beyond the end are clamped, as the standard says, to elements.
-
-    The highest integers mean the end in the direction of the step, as ONNX Runtime has it.
-    """
-    start, stop = (value + size if value < 0 else value for value in (start, stop))
-    if step > 0:
-        return range(min(max(start, 0), size), min(max(stop, 0), size), step)
-    stop = -1 if stop in INT_MAX else min(max(stop, -1), size - 1)
-    return range(min(max(start, 0), size - 1), stop, step)
 
 
 def _expand(node: Node) -> Any:
@@ -185,11 +81,12 @@ def _symbolic_target(node: Node, wanted: Sequence[Any]) -> relax.ShapeExpr:
 
 
 def _tile(node: Node) -> Any:
-    """Run-time repeats give each axis a neighbour of that size, over which it is broadcast."""
+    """Symbolic repeats give each axis a neighbour of that size, over which it is broadcast."""
     op, repeats, dims = node.op, node.constant(1), node.dims()
     if repeats is not None:
         return op.tile(node.x, [int(count) for count in repeats])
-    counts = run_time_shape(node, node.tensor(1), len(dims), "repeats").values
+    known = isinstance(node.inputs[1], relax.ShapeExpr)
+    counts = node.inputs[1].values if known else run_time_shape(node, node.tensor(1), len(dims), "repeats").values
     pairs = [size for count, dim in zip(counts, dims, strict=True) for size in (count, dim)]
     spread = op.broadcast_to(op.reshape(node.x, [size for dim in dims for size in (1, dim)]), pairs)
     return op.reshape(spread, [count * dim for count, dim in zip(counts, dims, strict=True)])
@@ -244,17 +141,6 @@ def _space_to_depth(node: Node) -> Any:
     return op.reshape(op.permute_dims(x, order), (n, c * block**2, h // block, w // block))
 
 
-def _center_crop_pad(node: Node) -> Any:
-    axes = [node.axis(axis) for axis in node.ints("axes", range(node.rank()))]
-    wanted = [int(size) for size in node.known(1, "shape")]
-    pads = [[0] * len(axes), [0] * len(axes)]
-    for i, (size, want) in enumerate(zip(node.shape(0, axes), wanted, strict=True)):
-        difference = abs(want - size)
-        sign = 1 if want >= size else -1
-        pads[0][i], pads[1][i] = sign * (difference // 2), sign * (difference - difference // 2)
-    return padded(node, pads[0] + pads[1], axes, 0)
-
-
 def _einsum(node: Node) -> Any:
     """relax.einsum, which later passes can still see; TOPI sums repeated labels and ellipses as ONNX asks."""
     equation = node.text("equation", "").replace(" ", "")
@@ -281,9 +167,22 @@ def _size(node: Node) -> Any:
     return node.op.prod(node.op.shape_to_tensor(relax.ShapeExpr(dims)))
 
 
+def _squeeze(node: Node) -> Any:
+    """An axis of symbolic size must have the size 1 when the model runs."""
+    axes: Any = node.attributes["axes"] if "axes" in node.attributes else node.constant(1)
+    if axes is None or node.constant(0) is not None:
+        return node.upstream()
+    dims, gone = node.dims(), {node.axis(int(axis)) for axis in axes}
+    symbolic = [axis for axis in sorted(gone) if not isinstance(dims[axis], int)]
+    if not symbolic:
+        return node.upstream()
+    for axis in symbolic:
+        require_equal(node, dims[axis], 1, f"axis_{axis}_has_size_1")
+    return node.op.reshape(node.x, relax.ShapeExpr([dim for axis, dim in enumerate(dims) if axis not in gone]))
+
+
 CONVERTERS: Converters = {
-    "Pad": {1: _pad_by_attributes, 11: _pad},
-    "Slice": {1: _slice},
+    "Squeeze": {1: _squeeze},
     "Expand": {8: _expand},
     "Reshape": {5: _reshape},
     "Tile": {6: _tile},
@@ -292,7 +191,6 @@ CONVERTERS: Converters = {
     "EyeLike": {9: _eye_like},
     "DepthToSpace": {1: _depth_to_space},
     "SpaceToDepth": {1: _space_to_depth},
-    "CenterCropPad": {18: _center_crop_pad},
     "Einsum": {12: _einsum},
     "BitCast": {26: _bit_cast},
     "Size": {1: _size},

@@ -6,10 +6,9 @@ hold what is done otherwise than in TVM's importer, `conversion` holds every con
 
 from __future__ import annotations
 
-import re
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from tvm.relax.frontend.torch import from_exported_program
 from tvmflow.config import ModelInput
 from tvmflow.errors import ModelError, TvmflowError, UnsupportedError, last_line
 from tvmflow.frontend.model import Model
+from tvmflow.frontend.sizes import shape_text
 from tvmflow.frontend.torch.checks import operator_name, refuse
 from tvmflow.frontend.torch.conversion import convert_map, known_operators
 from tvmflow.frontend.torch.decompositions import table
@@ -138,24 +138,22 @@ def _renamed(mod: tvm.IRModule, names: Mapping[str, str]) -> tvm.IRModule:
 
 
 def _signature(source: Source, program: ExportedProgram, main: relax.Function, outputs: Sequence[str]) -> Signature:
+    names = {size.name for parameter in main.params[: len(source.inputs)] for size in parameter.ty.shape
+             if isinstance(size, tvm.tirx.Var)}
     inputs = [
-        _spec(name, parameter.ty, _index_range(node) or _example_range(example))
+        _spec(name, parameter.ty, names, _index_range(node) or _example_range(example))
         for (name, example), parameter, node in zip(
             source.inputs.items(), main.params, tensor_placeholders(program), strict=True)
     ]
     types = list(main.ret_ty.fields) if isinstance(main.ret_ty, relax.TupleType) else [main.ret_ty]
-    specs = [_spec(name, typed) for name, typed in zip(_unique(outputs), types, strict=True)]
+    specs = [_spec(name, typed, names) for name, typed in zip(_unique(outputs), types, strict=True)]
     return Signature(inputs=tuple(inputs), outputs=tuple(specs))
 
 
-def _spec(name: str, typed: relax.TensorType, limits: tuple[float, float] | None = None) -> TensorSpec:
-    shape = tuple(int(size) if isinstance(size, tvm.tirx.IntImm) else _text(size) for size in typed.shape)
-    return TensorSpec(name=name, dtype=str(typed.dtype), shape=shape, range=limits)
-
-
-def _text(size: Any) -> str:
-    """A dimension's name, or an expression of names: "height * 2"."""
-    return re.sub(r"T\.int64\((-?\d+)\)", r"\1", str(size))
+def _spec(
+    name: str, typed: relax.TensorType, names: Set[str], limits: tuple[float, float] | None = None
+) -> TensorSpec:
+    return TensorSpec(name=name, dtype=str(typed.dtype), shape=shape_text(typed, names), range=limits)
 
 
 def _unique(names: Sequence[str]) -> list[str]:
