@@ -13,12 +13,11 @@ import tvm
 from ops_runs import assert_same, reference
 from tvm import relax
 
-from tvmflow import config, flow
+from tvmflow import config, flow, runtime
 from tvmflow.errors import InputError, UnsupportedError
 from tvmflow.frontend.onnx import load
 from tvmflow.frontend.reference import run_onnx
 from tvmflow.manifest import Signature
-from tvmflow.runtime import Session
 
 MODELS = Path(__file__).parents[2] / ".cache/models/onnx"
 RNG = np.random.default_rng(7)
@@ -255,7 +254,7 @@ def test_a_dynamic_convolutional_model_runs_at_every_size(tmp_path):
                             "verify": {"dims": {"batch": [2, 1, 3], "width": [36, 12, 20]}}})
     manifest = flow.compile_model(cfg, tmp_path / "m.tvmflow")
     assert not [kernel.name for kernel in manifest.kernels if kernel.origin == "unscheduled" and kernel.calls]
-    session = Session(tmp_path / "m.tvmflow")
+    session = runtime.load(tmp_path / "m.tvmflow")
     for batch, width in ((1, 64), (4, 16), (2, 100)):
         feeds = {"x": RNG.standard_normal((batch, 3, 16, width)).astype("float32")}
         assert_same(list(session.run(feeds).values()), reference(proto, feeds))
