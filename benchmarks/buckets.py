@@ -71,9 +71,6 @@ def latency(arguments: argparse.Namespace) -> None:
     folder, threads = arguments.folder, arguments.threads
     padded, dynamic = (tvmflow.load(folder / name, threads) for name in (BUNDLE, DYNAMIC))
     peer = peer_of(MODEL, threads)
-    print(f"\n{threads} threads; times in ms; ORT is ONNX Runtime; a ratio below 1: buckets take less time\n")
-    print("| request | served by | buckets | tight | dynamic | ORT | buckets/tight | buckets/dynamic | buckets/ORT |")
-    print("|---|---|---|---|---|---|---|---|---|", flush=True)
     for text in arguments.sizes:
         feeds = drawn(*sizes_of(text), seed=0)
         tight = tvmflow.load(folder / f"{text}.tvmflow", threads)
@@ -163,9 +160,15 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = arguments.folder or Path(name)
         folder.mkdir(parents=True, exist_ok=True)
-        for part in PARTS:  # each in a process of its own: none warms up or fills another's memory
-            words = [*sys.argv[1:], "--part", part, "--folder", str(folder)]
-            subprocess.run([sys.executable, __file__, *words], check=True)
+        # Each part and request in a process of its own: none warms up or fills another's memory.
+        for part in PARTS:
+            words = [sys.executable, __file__, *sys.argv[1:], "--part", part, "--folder", str(folder)]
+            if part == "latency":
+                print(f"\n{arguments.threads} threads; times in ms; ORT is ONNX Runtime; below 1: buckets are faster\n")
+                print("| request | served by | buckets | tight | dynamic | ORT | buckets/tight | buckets/dynamic "
+                      "| buckets/ORT |\n|---|---|---|---|---|---|---|---|---|", flush=True)  # fmt: skip
+            for sizes_ in arguments.sizes if part == "latency" else [""]:
+                subprocess.run([*words, *(["--sizes", sizes_] if sizes_ else [])], check=True)
 
 
 if __name__ == "__main__":

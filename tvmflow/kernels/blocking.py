@@ -113,7 +113,8 @@ class Tile:
             return None
         lanes = registers.width(vector.extent)
         panels = vector.extent // lanes
-        panel = _divisors(panels, MAX_VECTORS)[-1] if SHARED_ATTR in (schedule.mod["main"].attrs or {}) else None
+        shared = SHARED_ATTR in (schedule.mod["main"].attrs or {})
+        panel = _shared_panel(panels, registers) if shared else None
         shapes: list[tuple[float, int, int, Axis | None]] = []
         for row in [None, *reversed(_possible_rows(schedule, product, spatial, vector))]:
             for rows in _divisors(row.extent, MAX_ROWS) if row is not None else [1]:
@@ -125,6 +126,14 @@ class Tile:
         return Tile(product, row, vector, k, [a for a in spatial if a is not vector and a is not row],
                     [a for a in reductions if a is not k], _is_large(schedule, axes), panel is not None, rows,
                     total // rows, lanes)  # fmt: skip
+
+
+def _shared_panel(panels: int, registers: Registers) -> int:
+    """Vectors of a tile's columns that suit any number of rows: those that are best for eight."""
+    shapes = [(_busy(rows, vectors), rows * vectors, rows) for rows in _divisors(8, MAX_ROWS)
+              for vectors in _divisors(panels, MAX_VECTORS) if rows * vectors <= registers.count - 4]  # fmt: skip
+    _, total, rows = max(shapes)
+    return total // rows
 
 
 def _possible_rows(schedule: Schedule, product: SBlockRV, spatial: list[Axis], vector: Axis) -> list[Axis]:
