@@ -6,7 +6,11 @@ import hashlib
 import json
 from collections.abc import Sequence
 
+from click.testing import CliRunner
+
+from tvmflow.cli_db import db
 from tvmflow.database import KeyParts, Provenance, Record, pack
+from tvmflow.errors import TvmflowError
 
 V2 = ("popcnt", "sse3", "sse4.2")
 V3 = (*V2, "avx2", "fma")
@@ -41,3 +45,12 @@ def record_of(
             seed=seed, trials=64, protocol="local 3x", tvmflow="0.1.0",
         ),
     )  # fmt: skip
+
+
+def tvmflow_db(*arguments: object) -> str:
+    """What `tvmflow db` prints; its errors are raised."""
+    result = CliRunner().invoke(db, [*map(str, arguments)])
+    if isinstance(result.exception, TvmflowError):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result.stdout

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from database_records import parts_of, record_of
+from database_records import parts_of, record_of, tvmflow_db
 
 from tvmflow.cli_db import db
 from tvmflow.database import Record, Store
-from tvmflow.errors import DatabaseError, TvmflowError, UsageError
+from tvmflow.errors import DatabaseError, UsageError
 
 A = [*(record_of(i, 1e-3) for i in range(4)), record_of(parts=parts_of(threads=4))]
 B = [record_of(0, 2e-3), record_of(1, 5e-4, tvm="0.26.0"), record_of(2, 1e-3, seed=1), record_of(3, 1e-3), record_of(9)]
@@ -25,14 +25,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Store(tmp_path / "tuning_db").add(A)
     Store(tmp_path / "b").add(B)
     return tmp_path
-
-
-def tvmflow_db(*arguments: object) -> str:
-    result = CliRunner().invoke(db, [*map(str, arguments)])
-    if isinstance(result.exception, TvmflowError):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.stdout
 
 
 def as_json(*arguments: object) -> object:

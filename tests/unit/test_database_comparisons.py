@@ -7,16 +7,14 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
-from database_records import NATIVE, V3, V4, record_of
+from database_records import NATIVE, V3, V4, record_of, tvmflow_db
 
-from tvmflow.cli_db import db
 from tvmflow.database import Comparison, Convolution, KeyParts, Record, Store
 from tvmflow.database.comparison import COMPARISONS, newer, parse, to_line
 from tvmflow.database.files import LineError
 from tvmflow.database.lookup import serving
 from tvmflow.database.merge import merge_files
-from tvmflow.errors import DatabaseError, TvmflowError
+from tvmflow.errors import DatabaseError
 
 
 def comparison_of(
@@ -38,14 +36,6 @@ def comparison_of(
 
 def by_key(comparisons: Iterable[Comparison]) -> dict[str, Comparison]:
     return {one.key: one for one in comparisons}
-
-
-def tvmflow_db(*arguments: object) -> str:
-    result = CliRunner().invoke(db, [*map(str, arguments)])
-    if isinstance(result.exception, TvmflowError):
-        raise result.exception
-    assert result.exit_code == 0, result.output
-    return result.stdout
 
 
 @pytest.mark.parametrize(
