@@ -36,7 +36,7 @@ def build(cfg: Config, folder: Path, build_one: Build, on_event: OnEvent) -> Bun
     on_event("importing the model with open dimensions")
     signature = _signature(cfg)
     _check(cfg, signature)
-    configs = dict(zip(map(folder_name, cfg.shapes.bucket_sizes()), config.per_bucket(cfg), strict=True))
+    configs = configs_of(cfg)
     manifests = list(_built(configs, folder, build_one, on_event))
     on_event("joining the weights")
     joined = _joined_weights(folder, dict(zip(configs, manifests, strict=True)))
@@ -221,6 +221,11 @@ def _resolved(cfg: Config, first: Manifest) -> Config:
     return cfg.model_copy(update={"target": config.from_json(first.config).target})
 
 
-def folder_name(sizes: Mapping[str, int]) -> str:
+def configs_of(cfg: Config) -> dict[str, Config]:
+    """The config of each bucket's library by its folder; without buckets the config itself, under an empty name."""
+    return dict(zip(map(_folder_name, cfg.shapes.bucket_sizes() or ({},)), config.per_bucket(cfg), strict=True))
+
+
+def _folder_name(sizes: Mapping[str, int]) -> str:
     """What a bucket's folder is called."""
     return "_".join(f"{dim}-{size}" for dim, size in sizes.items())

@@ -199,10 +199,10 @@ def tasks(cfg: Config) -> list[dict[str, Any]]:
     With buckets, the rows of each bucket, which name it.
     """
     rows: list[dict[str, Any]] = []
-    for one, sizes in zip(config.per_bucket(cfg), cfg.shapes.bucket_sizes() or ({},), strict=True):
+    for name, one in bundling.configs_of(cfg).items():
         found, _ = process.call("tvmflow.tuning_children:tasks", one, what="extracting the tasks",
                                 torch=frontend.needs_torch(one))  # fmt: skip
-        bucket = {"bucket": bundling.folder_name(sizes)} if sizes else {}
+        bucket = {"bucket": name} if name else {}
         rows += [bucket | row for row in found]
     return rows
 
@@ -224,13 +224,13 @@ def tune(cfgs: Sequence[Config], what: Selection, on_event: Callable[[Any], None
     models = _per_bucket(cfgs)
     with proof.cuda_env(cfgs[0].target.kind) as env:
         found, _ = process.call(
-            "tvmflow.tuning_children:tune", list(models.values()), what.pattern, what.shard, what="tuning",
+            "tvmflow.tuning_children:tune", [one for _, one in models], what.pattern, what.shard, what="tuning",
             on_event=heard, env=env, torch=frontend.needs_torch(*cfgs),
         )  # fmt: skip
     last = next((event for event in reversed(progress) if not isinstance(event, str)), None)
     settled = {}
     if found and what == Selection() and in_model.can_settle(cfgs[0]):
-        for name, cfg in models.items():
+        for name, cfg in models:
             on_event(f"measuring the winners inside {name}")
             records = {one.key: one.records for one in found}
             settled[name] = in_model.settle(cfg, records, lambda c, folder: _build(c, folder, DEFAULTS))
@@ -246,19 +246,19 @@ def compare_methods(cfgs: Sequence[Config], again: bool, on_event: Callable[[Any
     served = [cfg for cfg in cfgs if cfg.target.kind == "llvm" and cfg.numerics.winograd != "off"]
     if not served:
         return []
-    models = list(_per_bucket(served).values())
+    models = [one for _, one in _per_bucket(served)]
     found, _ = process.call("tvmflow.tuning_children:compare_methods", models, again, what="comparing methods",
                             on_event=on_event, torch=frontend.needs_torch(*served))  # fmt: skip
     return list(found)
 
 
-def _per_bucket(cfgs: Sequence[Config]) -> dict[str, Config]:
-    """The models of some configs by name: each bucket is one of its own."""
-    return {
-        " ".join(filter(None, (config.name(cfg), bundling.folder_name(sizes)))): one
+def _per_bucket(cfgs: Sequence[Config]) -> list[tuple[str, Config]]:
+    """The names and configs of all models: each bucket is one of its own. Two configs may name the same model."""
+    return [
+        (" ".join(filter(None, (config.name(cfg), bucket))), one)
         for cfg in cfgs
-        for one, sizes in zip(config.per_bucket(cfg), cfg.shapes.bucket_sizes() or ({},), strict=True)
-    }
+        for bucket, one in bundling.configs_of(cfg).items()
+    ]
 
 
 def passes(cfg: Config) -> dict[str, list[tuple[str, str]]]:
