@@ -10,7 +10,7 @@ import numpy as np
 
 from tvmflow import verify
 from tvmflow.bucket_session import BucketSession
-from tvmflow.buckets import Chooser, dims_of, leaves_outputs, size_of
+from tvmflow.buckets import Chooser, cut, dims_of, leaves_outputs, output_sizes, shown
 from tvmflow.config import Config, VerifySection
 from tvmflow.manifest import Bundle, Padding, TensorSpec
 from tvmflow.verify import Feeds
@@ -72,14 +72,6 @@ def drawn_for_padding(
     return arrays
 
 
-def padded_to(spec: TensorSpec, array: np.ndarray, sizes: Mapping[str, int], value: float) -> np.ndarray:
-    """One input at the sizes given, `value` standing behind what it holds."""
-    shape = [sizes[size] if isinstance(size, str) else size for size in spec.shape]
-    padded = np.full(shape, value, array.dtype)
-    padded[tuple(map(slice, array.shape))] = array
-    return padded
-
-
 def _padding_of(session: BucketSession, cfg: Config, dim: str, fallback: tuple[int, int]) -> Padding:
     """What padding one dimension does in each bucket that has more than one position of it."""
     bundle, allowed = session.manifest, dim in cfg.shapes.allow_padding
@@ -135,8 +127,7 @@ class _Trial:
         self._base = drawn_for_padding(bundle, section, full, 0, fallback)
         self._other = drawn_for_padding(bundle, section, full, 1, fallback)
         self._want = self._run(self._filled({name: np.asarray(self._pad.get(name, 0)) for name in self._base}))
-        sizes = ", ".join(f"{name} = {size}" for name, size in full.items())
-        self.place = f"the bucket {sizes}, {self._sizes[dim]} of them real"
+        self.place = f"the bucket {shown(full)}, {self._sizes[dim]} of them real"
 
     def variants(self, held: frozenset[str]) -> Iterator[tuple[str, Arrays]]:
         """The same rows with other values in the padding; the inputs in `held` keep their stated value there."""
@@ -201,11 +192,7 @@ class _Trial:
         return np.asarray(limits[1] if limits else self._other[spec.name].max(initial=0)).astype(dtype)
 
     def _run(self, feeds: Arrays) -> list[np.ndarray]:
-        outputs = self._session.run_list(feeds)
-        return [
-            np.ascontiguousarray(output[tuple(slice(size_of(size)(self._sizes)) for size in spec.shape)])
-            for spec, output in zip(self._signature.outputs, outputs, strict=True)
-        ]
+        return cut(self._session.run_list(feeds), output_sizes(self._signature), self._sizes)
 
 
 def _real_sizes(bundle: Bundle, full: Mapping[str, int], dim: str) -> list[int]:

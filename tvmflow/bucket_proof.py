@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from tvmflow import artifact, inputs, npz, process, proof, verify
-from tvmflow.bucket_children import Observed, drawn_for_padding, padded_to
-from tvmflow.buckets import Chooser, leaves_outputs, shown, size_of
+from tvmflow.bucket_children import Observed, drawn_for_padding
+from tvmflow.bucket_session import padded_to
+from tvmflow.buckets import Chooser, cut, leaves_outputs, output_sizes, shown
 from tvmflow.config import Config
 from tvmflow.errors import InputError, VerifyError
 from tvmflow.manifest import Bundle, Padding, RunVerdict, Verdict
@@ -44,7 +45,9 @@ def exact(cfg: Config, folder: Path, bundle: Bundle, on_event: proof.OnEvent) ->
     truth = proof.first_accepted(cfg, rows)
     on_event("running the buckets")
     got = proof.run(folder, bundle, [f.inputs for f in truth.feeds], None, VerifyError)
-    runs = [_compared(cfg, folder, bundle, f, g, w) for f, g, w in zip(truth.feeds, got, truth.want, strict=True)]
+    signature, narrowest = bundle.signature, _narrowest(folder, bundle)
+    runs = [proof.compared(cfg, signature, narrowest, f, g, w)
+            for f, g, w in zip(truth.feeds, got, truth.want, strict=True)]  # fmt: skip
     fallback = next(limits for limits, row in zip(ranges, rows, strict=True) if row is truth.feeds)
     return Exact(tuple(runs), tuple(truth.feeds[:: len(seeds)]), truth.name, fallback)
 
@@ -56,13 +59,12 @@ def observed(cfg: Config, folder: Path, bundle: Bundle, fallback: tuple[int, int
                            error=VerifyError, env=proof.RUN_ENV)  # fmt: skip
     found: Observed = seen
     padding = _confirmed(cfg, folder, bundle.model_copy(update={"padding": found.padding}), fallback)
-    smallest = bundle.buckets[0].dims
+    smallest, narrowest = bundle.buckets[0].dims, _narrowest(folder, bundle)
     runs = [
-        _compared(cfg, folder, bundle, feeds, got, found.smallest) for feeds, got in found.elsewhere
+        proof.compared(cfg, bundle.signature, narrowest, feeds, got, found.smallest) for feeds, got in found.elsewhere
         if not any(padding[dim].kind == "mixes" and size != smallest[dim] for dim, size in feeds.dims.items())
     ]  # fmt: skip
-    sizes = ", ".join(f"{dim} = {size}" for dim, size in smallest.items())
-    agreement = _verdict(runs, f"the bucket {sizes}") if runs else None
+    agreement = _verdict(runs, f"the bucket {shown(smallest)}") if runs else None
     return bundle.model_copy(update={"padding": padding, "agreement": agreement})
 
 
@@ -92,10 +94,10 @@ def _confirmed(cfg: Config, folder: Path, bundle: Bundle, fallback: tuple[int, i
         return bundle.padding
     got, _ = process.call("tvmflow.bucket_children:run_in_last", folder, [feeds.inputs for _, feeds, _ in chosen],
                           what="padding the buckets", error=VerifyError, env=proof.RUN_ENV)  # fmt: skip
-    padding = dict(bundle.padding)
+    padding, narrowest = dict(bundle.padding), _narrowest(folder, bundle)
     for (dim, feeds, want), outputs in zip(chosen, got, strict=True):
-        wrong = [out for out in _compared(cfg, folder, bundle, feeds, outputs, want).outputs if not out.ok]
-        if wrong:
+        run = proof.compared(cfg, bundle.signature, narrowest, feeds, outputs, want)
+        if wrong := [out for out in run.outputs if not out.ok]:
             reason = f"padded, output `{wrong[0].name}` is not what the model gives for the tight inputs"
             padding[dim] = padding[dim].model_copy(update={"kind": "mixes", "reason": reason})
     return padding
@@ -113,8 +115,9 @@ def requests(cfg: Config, folder: Path, bundle: Bundle, fallback: tuple[int, int
     if given:
         truth += proof.first_accepted(cfg, [[_of_reference(bundle, feeds) for feeds in given]]).want
     chosen = [(feeds, want) for feeds, want in zip([*random, *given], truth, strict=True) if want is not None]
+    sizes, narrowest = output_sizes(bundle.signature), _narrowest(folder, bundle)
     got = proof.run(folder, bundle, [feeds.inputs for feeds, _ in chosen], None, VerifyError) if chosen else []
-    runs = [_compared(cfg, folder, bundle, feeds, g, _cut(bundle, feeds.dims, want))
+    runs = [proof.compared(cfg, bundle.signature, narrowest, feeds, g, cut(want, sizes, feeds.dims))
             for (feeds, want), g in zip(chosen, got, strict=True)]  # fmt: skip
     return runs, [feeds.dims for feeds, want in zip(random, truth, strict=False) if want is None]
 
@@ -124,10 +127,8 @@ def _verdict(runs: Sequence[RunVerdict], reference: str, notes: Sequence[str] = 
     return Verdict(ok=ok, reference=reference, notes=tuple(notes), runs=tuple(runs))
 
 
-def _compared(cfg: Config, folder: Path, bundle: Bundle, feeds: Feeds, got: list[np.ndarray], want: list[np.ndarray]
-              ) -> RunVerdict:  # fmt: skip
-    narrowest = artifact.read_manifest(folder / bundle.buckets[0].folder).narrowest_float
-    return proof.compared(cfg, bundle.signature, narrowest, feeds, got, want)
+def _narrowest(folder: Path, bundle: Bundle) -> str:
+    return artifact.read_manifest(folder / bundle.buckets[0].folder).narrowest_float
 
 
 def _random(cfg: Config, bundle: Bundle, fallback: tuple[int, int]) -> Iterator[Feeds]:
@@ -180,14 +181,6 @@ def _of_reference(bundle: Bundle, feeds: Feeds) -> Feeds:
     padded = {spec.name: padded_to(spec, feeds.inputs[spec.name], sizes, bundle.pad.get(spec.name, 0))
               for spec in bundle.signature.inputs}  # fmt: skip
     return Feeds(padded, sizes, feeds.origin)
-
-
-def _cut(bundle: Bundle, sizes: Mapping[str, int], outputs: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Outputs of padded inputs cut to what a request's sizes ask for."""
-    return [
-        output[tuple(slice(size_of(size)(sizes)) for size in spec.shape)]
-        for spec, output in zip(bundle.signature.outputs, outputs, strict=True)
-    ]
 
 
 def _mixing(bundle: Bundle) -> list[str]:

@@ -67,22 +67,12 @@ class BucketSession:
         held = self.manifest.buckets[piece.bucket].dims
         feeds = {spec.name: self._part(spec, arrays[spec.name], piece, held) for spec in self.signature.inputs}
         outputs = self.sessions[piece.bucket].run_list(feeds)
-        return [
-            np.asarray(output[tuple(slice(size(piece.sizes)) for size in sizes)], order="C")
-            for output, sizes in zip(outputs, self._output_sizes, strict=True)
-        ]
+        return buckets.cut(outputs, self._output_sizes, piece.sizes)
 
     def _part(self, spec: TensorSpec, array: np.ndarray, piece: Piece, held: Mapping[str, int]) -> np.ndarray:
         """A piece of one input, padded to the bucket."""
         spans = tuple(_span(size, piece) for size in spec.shape)
-        part = array[spans]
-        shape = tuple(held[size] if isinstance(size, str) else size for size in spec.shape)
-        if part.shape == shape:
-            return part
-        padded = vm.aligned(shape, part.dtype)
-        padded.fill(self.manifest.pad.get(spec.name, 0))
-        padded[tuple(map(slice, part.shape))] = part
-        return padded
+        return padded_to(spec, array[spans], held, self.manifest.pad.get(spec.name, 0))
 
     def _joined(self, pieces: Sequence[Piece], sizes: Mapping[str, int], parts: Sequence[list[np.ndarray]]
                 ) -> list[np.ndarray]:  # fmt: skip
@@ -101,6 +91,17 @@ class BucketSession:
         if isinstance(value, np.ndarray):
             return value
         return vm.to_numpy(value, str(value.dtype), value.device.dlpack_device_type())
+
+
+def padded_to(spec: TensorSpec, array: np.ndarray, sizes: Mapping[str, int], value: float) -> np.ndarray:
+    """One input at the sizes given, `value` standing behind what it holds; itself where it has them."""
+    shape = tuple(sizes[size] if isinstance(size, str) else size for size in spec.shape)
+    if array.shape == shape:
+        return array
+    padded = vm.aligned(shape, array.dtype)
+    padded.fill(value)
+    padded[tuple(map(slice, array.shape))] = array
+    return padded
 
 
 def _place(signature: Signature, dim: str) -> tuple[str, int]:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import ast
+import contextlib
+import functools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from tvmflow.errors import InputError
 from tvmflow.manifest import Padding, Signature
@@ -101,6 +105,7 @@ class Chooser:
         return math.prod(self._buckets[index].values())
 
 
+@functools.cache
 def size_of(text: int | str) -> Callable[[Sizes], int]:
     """What computes a size that a signature states: an integer, a dimension's name, or an expression of names.
 
@@ -125,6 +130,15 @@ def output_sizes(signature: Signature) -> list[list[Callable[[Sizes], int]]]:
     return [[size_of(size) for size in spec.shape] for spec in signature.outputs]
 
 
+def cut(outputs: Sequence[np.ndarray], computed: Sequence[Sequence[Callable[[Sizes], int]]], sizes: Sizes
+        ) -> list[np.ndarray]:  # fmt: skip
+    """Outputs without what padding added to them: only what follows from `sizes`; `computed` as of `output_sizes`."""
+    return [
+        np.asarray(output[tuple(slice(size(sizes)) for size in row)], order="C")
+        for output, row in zip(outputs, computed, strict=True)
+    ]
+
+
 def check_outputs(signature: Signature, computed: Sequence[Sequence[Callable[[Sizes], int]]], sizes: Sizes) -> None:
     """Raises InputError where an output's size would be negative, as of a window longer than what it moves over."""
     for spec, row in zip(signature.outputs, computed, strict=True):
@@ -135,8 +149,12 @@ def check_outputs(signature: Signature, computed: Sequence[Sequence[Callable[[Si
 
 
 def leaves_outputs(signature: Signature, sizes: Sizes) -> bool:
-    """Whether every output has something at these sizes."""
-    return all(size(sizes) > 0 for row in output_sizes(signature) for size in row)
+    """Whether every output has something at these sizes; one that only the run knows counts as if it had."""
+    for text in (size for spec in signature.outputs for size in spec.shape):
+        with contextlib.suppress(ValueError, KeyError):
+            if size_of(text)(sizes) < 1:
+                return False
+    return True
 
 
 def dims_of(text: int | str) -> frozenset[str]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from tvmflow.buckets import size_of
+from tvmflow.buckets import leaves_outputs
 from tvmflow.config import VerifySection
 from tvmflow.manifest import OutputVerdict, Signature, TensorSpec
 
@@ -144,16 +143,8 @@ def _sizes(signature: Signature, section: VerifySection, seed: int) -> Iterator[
         yield stated
         return
     rows = [{**stated, **{name: row[i % len(row)] for i, name in enumerate(rest)}} for row in TRIED_SIZES]
-    yield from [sizes for sizes in rows if not _leaves_nothing(signature, sizes)] or rows
-
-
-def _leaves_nothing(signature: Signature, sizes: Mapping[str, int]) -> bool:
-    """Whether an output would have no elements, or less: runtimes differ in what they make of that."""
-    for size in (size for spec in signature.outputs for size in spec.shape if isinstance(size, str)):
-        with contextlib.suppress(ValueError, KeyError):  # only the run knows this size
-            if size_of(size)(sizes) < 1:
-                return True
-    return False
+    # Runtimes differ in what they make of an output without elements.
+    yield from [sizes for sizes in rows if leaves_outputs(signature, sizes)] or rows
 
 
 def _draw(

@@ -64,4 +64,3 @@ def apply(prepared: tvm.IRModule, reading: Reading, target: Target, numerics: Nu
         attrs |= {name: function.attrs[name] for name in (USER_ATTR, OPERATORS_ATTR) if name in function.attrs}
         functions[var] = schedule.mod["main"].without_attr("global_symbol").with_attrs(attrs)
     return Applied(tvm.IRModule(functions, attrs=prepared.attrs), tuple(notes))
-
