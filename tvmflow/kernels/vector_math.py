@@ -4,9 +4,9 @@ TVM lowers a call like T.exp(x) after vectorisation, by rules that anybody may r
 ours in place for `llvm`: they hold for everything that this process builds from then on, tuned or not, to a file or
 just in time, and change nothing before that point of the build, so that tuning records do not depend on them.
 
-float32 is computed as elementary.py and trigonometry.py say, the same on every CPU, within 4 units in the last place;
-float16 and bfloat16 as float32. float64 is left to the C library. With fast_math the same expressions are compiled, but
-LLVM may reorder sums and lose the sign of a zero.
+float32 is computed as elementary.py and trigonometry.py say, the same on every CPU, within 4 units in the last place
+(GELU of less than -1.3 within more); float16 and bfloat16 as float32. float64 is left to the C library. With fast_math
+the same expressions are compiled, but LLVM may reorder sums and lose the sign of a zero.
 """
 
 from __future__ import annotations
