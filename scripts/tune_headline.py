@@ -22,12 +22,15 @@ MINUTES = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("models", nargs="*", default=list(MINUTES), choices=list(MINUTES), metavar="MODEL")
+    parser.add_argument("models", nargs="*", metavar="MODEL")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--share", type=float, default=1.0)
     arguments = parser.parse_args()
+    unknown = [model for model in arguments.models if model not in MINUTES]
+    if unknown:
+        parser.error(f"unknown: {', '.join(unknown)}; known: {', '.join(MINUTES)}")
     settings = ["target.mcpu=x86-64-v4", f"target.threads={arguments.threads}", f"tuning.database={ROOT / 'tuning_db'}"]
-    for model in arguments.models:
+    for model in arguments.models or MINUTES:
         words = [word for setting in settings for word in ("--set", setting)]
         subprocess.run([sys.executable, "-m", "tvmflow.cli", "tune", ROOT / "configs" / f"{model}.toml", *words,
                         "--minutes", str(MINUTES[model] * arguments.share), "--trials-per-task", "192"],

@@ -97,7 +97,8 @@ def _scheduled(part: Part) -> Iterator[tuple[tvm.IRModule, Setting, frozenset[st
         if RECORDS in taken and (TF32 in taken or not part.cfg.numerics.tf32):
             mod = children.with_records(part.cfg, mod, chosen.target).mod
         if SCHEDULES in taken:
-            mod = _run(mod, passes.schedule_steps(chosen.target.kind, cfg.numerics.tf32))
+            steps_ = passes.schedule_steps(chosen.target.kind, cfg.numerics.tf32)
+            mod = _run(mod, [step for step in steps_ if step.name != "RecogniseGelu" or VECTOR_MATH in taken])
         yield mod, chosen, taken
 
 

@@ -218,4 +218,4 @@ def _flat(result: Any) -> list[Any]:
     """The outputs of `main`: one tensor, or a (nested) tuple of them."""
     if isinstance(result, tvm_ffi.Tensor):
         return [result]
-    return [tensor for item in result for tensor in _flat(item)]
+    return [tensor for item in vm.items(result) for tensor in _flat(item)]

@@ -38,13 +38,13 @@ class Machine:
         self.module["vm_initialization"](*(value for device in devices for value in (device, 0, POOLED)))
         self.main = self.module["main"]
         self._device = tvm_ffi.device("cuda" if on_gpu else "cpu", 0)
-        self._copies: dict[int, tuple[np.ndarray | None, Any]] = {}
+        self._copies: dict[int, tuple[tuple[int, ...], np.ndarray | None, Any]] = {}
 
     def copied(self, index: int, value: np.ndarray) -> Any:
         """A copy of an input in memory that the machine keeps for its next call, at a boundary the kernels expect."""
-        memory, tensor = self._copies.get(index, (None, None))
-        if tensor is None or tensor.shape != value.shape:
-            memory, tensor = self._copies[index] = self._memory(value)
+        shape, memory, tensor = self._copies.get(index, (None, None, None))
+        if shape != value.shape:
+            shape, memory, tensor = self._copies[index] = (value.shape, *self._memory(value))
         if memory is None:
             value = np.ascontiguousarray(value)
             _function("runtime.TVMTensorCopyFromBytes")(tensor, ctypes.c_void_p(value.ctypes.data), value.nbytes)
@@ -126,6 +126,11 @@ class Weights:
         if entry.dtype == "bfloat16":
             tensor = _view(tensor, "bfloat16")
         return to_device(tensor, CUDA if self._on_gpu else CPU)
+
+
+def items(values: Any) -> list[Any]:
+    """The items of the run time's array; several times as fast as to iterate over it."""
+    return [_function("ffi.ArrayGetItem")(values, index) for index in range(len(values))]
 
 
 def to_tensor(array: np.ndarray) -> Any:

@@ -18,6 +18,7 @@ import tvm
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 from onnx import TensorProto, helper
+from scipy.special import ndtr
 from test_cross_build import compile_for_aarch64, needs_linker, run_under_qemu
 from tvm import te, tirx
 from tvm.s_tir import Schedule
@@ -26,13 +27,13 @@ import tvmflow
 from tvmflow.artifact import LIBRARY
 from tvmflow.build import numerics
 from tvmflow.config import NumericsSection
-from tvmflow.kernels import vector_math
+from tvmflow.kernels import gelu, vector_math
 
 REFERENCES: dict[str, Callable[..., np.ndarray]] = {  # of float64
     "exp": np.exp, "exp2": np.exp2, "exp10": lambda x: np.power(10.0, x),
     "log": np.log, "log2": np.log2, "log10": np.log10, "log1p": np.log1p,
     "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "tanh": np.tanh, "sinh": np.sinh, "cosh": np.cosh,
-    "erf": np.vectorize(math.erf, otypes=["float64"]),
+    "erf": np.vectorize(math.erf, otypes=["float64"]), "gelu": lambda x: x * ndtr(x),
     "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan,
     "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "pow": np.power,
 }  # fmt: skip
@@ -42,7 +43,10 @@ LARGEST = {
     "tanh": 2.5, "sinh": 2.2, "cosh": 1.6, "erf": 2.5, "sin": 1.6, "cos": 1.6, "tan": 3.4, "asin": 2.5, "acos": 1.4,
     "atan": 2.0, "asinh": 2.9, "acosh": 3.3, "atanh": 3.3, "pow": 0.6,
 }  # fmt: skip
-UNARY = [name for name in REFERENCES if name != "pow"]
+UNARY = [name for name in REFERENCES if name not in ("pow", "gelu")]
+GELU = (  # ranges with their largest errors in units in the last place; as x (1 + erf) / 2 the last would be 700,000
+    (-1.3, math.inf, 3.0), (-3, -1.3, 20.0), (-4, -3, 40.0), (-5.3, -4, 160.0),
+)  # fmt: skip
 SPECIAL = np.array([
     0.0, 1e-45, 1e-38, 1.1754942e-38, 1.1754944e-38, 1e-20, 0.5, 0.9277, 1.0, 1.0000001, 2.0, 4.0, 10.0, 16.0, 33.0,
     38.53, 38.54, 45.2, 88.72283, 88.72284, 89.4159, 89.416, 103.97, 104.0, 127.99999, 128.0, 149.0, 150.0, 151.0,
@@ -65,9 +69,13 @@ def _registered() -> None:
 def build(name: str, size: int, lanes: int, dtype: str = "float32", mcpu: str = NATIVE, fast_math: bool = False,
           ) -> tvm.runtime.Module:  # fmt: skip
     """A kernel that applies a function to `size` elements (a pair of tensors for pow), in vectors of `lanes`."""
-    function = tirx.power if name == "pow" else getattr(tirx, name)
+    function = {"pow": tirx.power, "gelu": gelu_call}.get(name) or getattr(tirx, name)
     places = [te.placeholder((size,), dtype, name=f"x{i}") for i in range(2 if name == "pow" else 1)]
     return compiled(places, lambda i: function(*[place[i] for place in places]), lanes, mcpu, fast_math)
+
+
+def gelu_call(x: tirx.Expr) -> tirx.Expr:
+    return tirx.call_intrin("float32", vector_math.op_name("gelu"), x)
 
 
 def compiled(places: Sequence[te.Tensor], element: Callable[[tirx.Var], tirx.Expr], lanes: int, mcpu: str = NATIVE,
@@ -129,6 +137,60 @@ def test_a_million_values(name: str, fast_math: bool) -> None:
     assert errors[worst] <= LARGEST[name], f"{name}({x[worst]!r}) is {errors[worst]:.2f} units off"
     if not fast_math:  # there LLVM may take -0 for 0
         assert_same_signs(got, exact)
+
+
+@pytest.mark.parametrize("fast_math", [False, True])
+def test_a_million_values_of_gelu(fast_math: bool) -> None:
+    rng = np.random.default_rng(0)
+    x = np.concatenate([arguments(1 << 18), rng.uniform(-9, 9, 1 << 18).astype("float32")])
+    got, exact = run(build("gelu", len(x), 16, fast_math=fast_math), x), want("gelu", x)
+    errors = ulps(got, exact)
+    for low, high, largest in GELU:
+        within = (x >= low) & (x < high)
+        assert errors[within].max() <= largest, f"{low} to {high}"
+    np.testing.assert_array_equal(np.isnan(got), np.isnan(exact))  # also at -inf, as with erf
+    far = (x < -4) & np.isfinite(x)
+    assert abs(got[far] - exact[far]).max() < 4e-10
+    if not fast_math:
+        assert_same_signs(got, exact)
+
+
+ROOT_HALF = 0.5**0.5
+SPELLINGS: dict[str, Callable[..., tirx.Expr]] = {
+    "TVM's": lambda x: x * (0.5 + tirx.erf(x * ROOT_HALF) * 0.5),
+    "divided": lambda x: x * (tirx.erf(x / 2**0.5) + 1.0) * 0.5,
+    "halved first": lambda x: x * 0.5 * (1.0 + tirx.erf(ROOT_HALF * x)),
+    "half at the end": lambda x: (1.0 + tirx.erf(x * ROOT_HALF)) * x / 2.0,
+    "of a sum": lambda x: (x + 1.0) * (0.5 + tirx.erf((x + 1.0) * ROOT_HALF) * 0.5),
+    "times another": lambda x: x * (0.5 + tirx.erf(x * ROOT_HALF) * 0.5) * (x - 3.0),
+}
+LOOKALIKES: dict[str, Callable[..., tirx.Expr]] = {
+    "not of x": lambda x: x * (0.5 + tirx.erf((x + 1.0) * ROOT_HALF) * 0.5),
+    "no root": lambda x: x * (0.5 + tirx.erf(x * 0.7) * 0.5),
+    "other height": lambda x: x * (0.5 + tirx.erf(x * ROOT_HALF) * 0.4),
+    "twice as much": lambda x: x * (1.0 + tirx.erf(x * ROOT_HALF)),
+    "upside down": lambda x: x / (0.5 + tirx.erf(x * ROOT_HALF) * 0.5),
+    "subtracted": lambda x: x * (0.5 - tirx.erf(x * ROOT_HALF) * 0.5),
+}
+
+
+def recognised(element: Callable[..., tirx.Expr]) -> tuple[str, Callable[[np.ndarray], np.ndarray]]:
+    """A kernel after RecogniseGelu as text, and itself."""
+    place = te.placeholder((64,), "float32", name="x")
+    result = te.compute((64,), lambda i: element(place[i]), name="result")
+    mod = gelu.recognised(tvm.IRModule({"main": te.create_prim_func([place, result])}))
+    library = tvm.tirx.build(mod, target=tvm.target.Target({"kind": "llvm", "mcpu": NATIVE}))
+    return mod["main"].script(), lambda x: run(library, x)
+
+
+@pytest.mark.parametrize("name", [*SPELLINGS, *LOOKALIKES])
+def test_gelu_is_found_as_it_is_written(name: str) -> None:
+    element = SPELLINGS.get(name) or LOOKALIKES[name]
+    text, kernel = recognised(element)
+    assert ("erf" in text) == (name in LOOKALIKES)
+    x = np.linspace(-5, 5, 64, dtype="float32")
+    plain = te.placeholder((64,), "float32", name="x")
+    np.testing.assert_allclose(kernel(x), run(compiled([plain], lambda i: element(plain[i]), 1), x), 1e-5, 1e-6)
 
 
 @pytest.mark.parametrize("fast_math", [False, True])

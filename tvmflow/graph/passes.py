@@ -31,6 +31,7 @@ from tvmflow.graph.transposed import SplitTransposedConvolutions
 from tvmflow.graph.widening import ComputeInFloat32
 from tvmflow.graph.winograd import ScheduleWinograd, Winograd
 from tvmflow.kernels.default import DefaultSchedule
+from tvmflow.kernels.gelu import RecogniseGelu
 from tvmflow.kernels.prefetch import Prefetch
 from tvmflow.kernels.shared_layouts import ShareLayouts
 from tvmflow.kernels.tf32_product import ScheduleTf32
@@ -179,9 +180,12 @@ def lower_steps() -> tuple[Step, ...]:
 
 
 def schedule_steps(kind: str, tf32: bool) -> tuple[Step, ...]:
-    """Default schedules for the kernels that have none; `tf32` allows TF32 tensor cores."""
+    """Default schedules for kernels that have none, and what follows any schedule; `tf32` allows TF32 tensor cores."""
     if kind != "cuda":
-        return (Step("DefaultSchedule", "register tiles and vectors for untuned kernels", DefaultSchedule()),)
+        return (
+            Step("DefaultSchedule", "register tiles and vectors for untuned kernels", DefaultSchedule()),
+            Step("RecogniseGelu", "GELU as one function, however it is written", RecogniseGelu()),
+        )
     tensor_cores = Step("ScheduleTf32", "untuned products on TF32 tensor cores", ScheduleTf32())
     apply = dlight.ApplyDefaultSchedule(*gpu_rules())
     return (

@@ -49,6 +49,16 @@ ERF_LARGE = (  # erfc(t)^(1/8) for t from 0.9 to 4; its 8th power is right to 2^
     1.00023520, -0.142320320, -0.0666884705, -0.00587534299, 0.00955260079, -0.00125540001, -8.75053229e-05,
     1.94230761e-05,
 )  # fmt: skip
+GELU_SPLIT = 1.3  # two polynomials of as many terms meet here; one coefficient is the same
+GELU_SMALL = (  # P(X > t) of the standard normal distribution for t from 0; 2^-26
+    0.5, -0.398942679, 7.43447799e-06, 0.0664440989, 0.000127031497, -0.0101132169, -5.15606553e-05, 0.00148104923,
+    -0.000296902203,
+)  # fmt: skip
+GELU_LARGE = (  # P(X > t)^(1/8) up to 5.3; its 8th power is right to 2^-22, up to 2 to 2^-23
+    0.917134643, -0.0918847173, -0.0313396081, -0.00111598754, 0.00170416001, -2.02051324e-05, -5.15606553e-05,
+    6.75343244e-06, -2.72752658e-07,
+)  # fmt: skip
+GELU_VANISHES = 7.5  # there GELU_LARGE's 8th power is 1e-16
 POW_LOG2 = (2.8853900817779268, 0.9617966791191516, 0.5770828723063245, 0.41170486495287784, 0.34024961001151016)
 POW_EXP2 = (1.0, 0.6931472029329853, 0.24022647903584413, 0.05550332286257348, 0.009618438103816651,
             0.001339895184440562, 0.00015353299454757587)  # fmt: skip
@@ -209,6 +219,26 @@ def erf(let: Scope, x: Expr) -> Expr:
     fourth = let(square * square)
     large = constant(1, x) - fourth * fourth
     return with_sign(choose(size > 0.9277, large, small), sign_bit(x))
+
+
+def gelu(let: Scope, x: Expr) -> Expr:
+    """max(x, 0) - |x| P(X > |x|): no difference of near numbers, which x (1 + erf) / 2 is for negative x.
+
+    The polynomial's coefficients are selected, not its values: one evaluation serves both ranges. NaN at -inf, where
+    the formula with erf multiplies it by 0.
+    """
+    x = let(x)
+    size = let(magnitude(x))
+    is_large = size > GELU_SPLIT
+    t = let(at_most(GELU_VANISHES, size))
+    tail: Expr = constant(0, x)
+    for small, large in zip(reversed(GELU_SMALL), reversed(GELU_LARGE), strict=True):
+        tail = tail * t + choose(is_large, constant(large, x), small)
+    for _ in range(2):
+        tail = let(tail)
+        tail = choose(is_large, tail * tail, tail)
+    tail = let(tail)
+    return x - choose(x < 0.0, x, 0.0) - choose(is_large, t * tail, t) * tail
 
 
 def power(let: Scope, x: Expr, y: Expr) -> Expr:

@@ -4,9 +4,9 @@ TVM lowers a call like T.exp(x) after vectorisation, by rules that anybody may r
 ours in place for `llvm`: they hold for everything that this process builds from then on, tuned or not, to a file or
 just in time, and change nothing before that point of the build, so that tuning records do not depend on them.
 
-float32 is computed as elementary.py and trigonometry.py say, the same on every CPU, within 4 units in the last place;
-float16 and bfloat16 as float32. float64 is left to the C library. With fast_math the same expressions are compiled, but
-LLVM may reorder sums and lose the sign of a zero.
+float32 is computed as elementary.py and trigonometry.py say, the same on every CPU, within 4 units in the last place
+(GELU of less than -1.3 within more); float16 and bfloat16 as float32. float64 is left to the C library. With fast_math
+the same expressions are compiled, but LLVM may reorder sums and lose the sign of a zero.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import functools
 from collections.abc import Callable
 
 from tvm import tirx
-from tvm.ir import Op
+from tvm.ir import Op, _ffi_api
 
 from tvmflow.kernels import elementary, trigonometry
 from tvmflow.kernels.lanes import Expr, Scope, cast
@@ -33,6 +33,7 @@ FUNCTIONS: dict[str, Callable[..., Expr]] = {
     "sinh": elementary.sinh,
     "cosh": elementary.cosh,
     "erf": elementary.erf,
+    "gelu": elementary.gelu,
     "pow": elementary.power,
     "sin": trigonometry.sin,
     "cos": trigonometry.cos,
@@ -48,20 +49,24 @@ FUNCTIONS: dict[str, Callable[..., Expr]] = {
 LLVM_INTRINSICS = ("exp", "exp2", "exp10", "log", "log2", "log10", "tanh", "sinh", "cosh", "pow", "sin", "cos", "tan",
                    "asin", "acos", "atan")  # fmt: skip
 BY_LANES = ("log1p", "erf", "asinh", "acosh", "atanh")
+PURE = 1  # CallEffectKind::kPure of include/tvm/tirx/op_attr_types.h
 PRIORITY = 100  # above TVM's own rules, which have 10
 
 
 @functools.cache
 def register() -> None:
     """Makes LLVM code of this process use these functions; every process that builds calls it first."""
+    _ffi_api.RegisterOp(op_name("gelu"), "x times the normal distribution's P(X < x)")  # TVM has none in TensorIR
+    Op.get(op_name("gelu")).set_attr("TCallEffectKind", PURE, PRIORITY)
     for name, function in FUNCTIONS.items():
         rule = functools.partial(_lower, name, function)
-        tirx.register_intrin_lowering(_op(name), target="llvm", f=rule, level=PRIORITY)
+        tirx.register_intrin_lowering(op_name(name), target="llvm", f=rule, level=PRIORITY)
     for name in (*FUNCTIONS, "rsqrt"):  # without this attribute a loop around the call stays scalar
-        Op.get(_op(name)).set_attr("TVectorizable", True, PRIORITY)
+        Op.get(op_name(name)).set_attr("TVectorizable", True, PRIORITY)
 
 
-def _op(name: str) -> str:
+def op_name(name: str) -> str:
+    """What TVM calls a function."""
     return f"prim.{name}" if name == "log2" else f"tirx.{name}"
 
 
