@@ -1,10 +1,11 @@
-"""Finds GELU in kernels, however it is written, and makes it one function (elementary.gelu).
+"""Finds GELU in kernels, however it is written, and makes it one function of elementary.py.
 
 As a product with 1 + erf it takes two polynomials where one will do, and loses its digits for negative numbers.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 
@@ -15,7 +16,8 @@ from tvm.ir import Call
 from tvm.tirx import Add, Div, FloatImm, Mul, PrimFunc
 
 from tvmflow.kernels import vector_math
-from tvmflow.kernels.lanes import Expr
+from tvmflow.kernels.axes import Registers
+from tvmflow.kernels.lanes import TABLE_SIZE, Expr
 
 
 @tvm.transform.module_pass(opt_level=0, name="RecogniseGelu")
@@ -23,26 +25,29 @@ class RecogniseGelu:
     """Puts calls of GELU in the place of what computes it, in float32."""
 
     def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        return recognised(mod)
+        return recognised(mod, tvm.target.Target.current())
 
 
-def recognised(mod: tvm.IRModule) -> tvm.IRModule:
-    """What the pass makes of a module."""
+def recognised(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
+    """What the pass makes of a module for an `llvm` target."""
     vector_math.register()
-    functions = {var: _recognised(f) if isinstance(f, PrimFunc) else f for var, f in mod.functions.items()}
+    has_table = Registers.of(target).lanes == TABLE_SIZE
+    gelu = vector_math.op_name("gelu_by_table" if has_table else "gelu")
+    functions = {var: _recognised(f, gelu) if isinstance(f, PrimFunc) else f for var, f in mod.functions.items()}
     return tvm.IRModule(functions, attrs=mod.attrs)
 
 
-def _recognised(function: PrimFunc) -> PrimFunc:
+def _recognised(function: PrimFunc, gelu: str) -> PrimFunc:
     calls: list[Call] = []
     tvm_ffi.structural_walk(function.body, (Call, calls.append))
     if not any(_is_erf(call) for call in calls):
         return function
-    return function.with_body(tvm_ffi.structural_map(function.body, [(Mul, _gelu), (Div, _gelu)], order="pre"))
+    replace = functools.partial(_replaced, gelu)
+    return function.with_body(tvm_ffi.structural_map(function.body, [(Mul, replace), (Div, replace)], order="pre"))
 
 
-def _gelu(product: Expr) -> Expr:
-    """GELU(x) for x (1 + erf(x / sqrt(2))) / 2, in any order; itself where it is something else."""
+def _replaced(gelu: str, product: Expr) -> Expr:
+    """A call of `gelu` for x (1 + erf(x / sqrt(2))) / 2, in any order; itself where it is something else."""
     scale, others = 1.0, []
     for factor, power in _factors(product, 1):
         if isinstance(factor, FloatImm):
@@ -56,7 +61,7 @@ def _gelu(product: Expr) -> Expr:
     for x, sum_ in (others, others[::-1]):
         height = _height(sum_, x)
         if height is not None and math.isclose(height * scale, 0.5, rel_tol=1e-6):
-            return tirx.call_intrin("float32", vector_math.op_name("gelu"), x)
+            return tirx.call_intrin("float32", gelu, x)
     return product
 
 
