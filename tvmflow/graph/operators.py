@@ -13,6 +13,7 @@ from tvm import relax
 from tvm.relax import transform
 from tvm.tirx import PrimFunc
 
+from tvmflow.graph import regions
 from tvmflow.kernels.user import OPERATORS_ATTR
 
 # Named otherwise than in Relax.
@@ -21,17 +22,23 @@ LEGALISED = frozenset({"transpose", "concatenate", "cast", "pad", "reflect_pad",
 
 @tvm.transform.module_pass(opt_level=0, name="FuseTIR")
 class FuseTIR:
-    """TVM's pass of this name; each function that it makes of a group says which operators were in the group."""
+    """TVM's pass of this name; each function that it makes of a group says which operators were in the group.
+
+    And its blocks say all that they read (regions.py).
+    """
 
     def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        groups = {var.name_hint: ",".join(_members(function, mod)) for var, function in mod.functions.items()
+        groups = {var.name_hint: function for var, function in mod.functions.items()
                   if isinstance(function, relax.Function) and "Primitive" in (function.attrs or {})}  # fmt: skip
         fused = transform.FuseTIR()(mod)
-        functions = {
-            var: function.with_attr(OPERATORS_ATTR, groups[var.name_hint])
-            if isinstance(function, PrimFunc) and var.name_hint in groups else function
-            for var, function in fused.functions.items()
-        }  # fmt: skip
+        functions = {}
+        for var, function in fused.functions.items():
+            group = groups.get(var.name_hint)
+            if isinstance(function, PrimFunc) and group is not None:
+                whole = regions.restated(function) if regions.takes_one_twice(group) else function
+                functions[var] = whole.with_attr(OPERATORS_ATTR, ",".join(_members(group, mod)))
+            else:
+                functions[var] = function
         return tvm.IRModule(functions, attrs=fused.attrs)
 
 
