@@ -190,7 +190,7 @@ def _given(args: Sequence[Any]) -> list[Any]:
     """Copies of the arguments of a kernel: tensors as arrays, sizes as they are."""
     import tvm_ffi
 
-    from tvmflow import vm
+    from tvmflow.runtime import vm
 
     return [vm.to_numpy(arg, str(arg.dtype), arg.device.dlpack_device_type()).copy()
             if isinstance(arg, tvm_ffi.Tensor) else arg for arg in args]  # fmt: skip

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from tvmflow import verify
-from tvmflow.bucket_session import BucketSession
-from tvmflow.buckets import Chooser, cut, dims_of, leaves_outputs, output_sizes, shown
 from tvmflow.config import Config, VerifySection
 from tvmflow.manifest import Bundle, Padding, TensorSpec
+from tvmflow.runtime.bucket_session import BucketSession
+from tvmflow.runtime.buckets import Chooser, cut, dims_of, leaves_outputs, output_sizes, shown
 from tvmflow.verify import Feeds
 
 Arrays = Mapping[str, np.ndarray]

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from tvmflow import artifact, inputs, npz, process, proof, verify
+from tvmflow import artifact, npz, process, proof, verify
 from tvmflow.bucket_children import Observed, drawn_for_padding
-from tvmflow.bucket_session import padded_to
-from tvmflow.buckets import Chooser, cut, leaves_outputs, output_sizes, shown
 from tvmflow.config import Config
 from tvmflow.errors import InputError, VerifyError
 from tvmflow.manifest import Bundle, Padding, RunVerdict, Verdict
+from tvmflow.runtime import inputs
+from tvmflow.runtime.bucket_session import padded_to
+from tvmflow.runtime.buckets import Chooser, cut, leaves_outputs, output_sizes, shown
 from tvmflow.verify import Feeds
 
 RANDOM_SIZES = 12  # requests of random sizes, against the reference

@@ -16,11 +16,11 @@ import numpy as np
 
 from tvmflow import artifact, config, frontend, host, process
 from tvmflow.artifact import ALIGNMENT, CONSTANTS, LIBRARY, MANIFEST
-from tvmflow.buckets import dims_of, size_of
 from tvmflow.config import Config
 from tvmflow.errors import ConfigError, ModelError, TvmflowError, UnsupportedError
 from tvmflow.manifest import Bucket, Bundle, Constant, Manifest, Padding, Signature, Stage, TensorSpec
 from tvmflow.proof import OnEvent
+from tvmflow.runtime.buckets import dims_of, size_of
 
 Build = Callable[[Config, Path, OnEvent], Manifest]
 UNSEEN = "the library was not run"

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tvmflow.build.tuned import Applied
     from tvmflow.graph.passes import Step
     from tvmflow.graph.replacement import Replacement
-    from tvmflow.session import Session
+    from tvmflow.runtime.session import Session
     from tvmflow.target import Target
 
 

@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from tvmflow import artifact, frontend, host, inputs, npz, process, verify
+from tvmflow import artifact, frontend, host, npz, process, verify
 from tvmflow.config import Config
 from tvmflow.errors import ArtifactError, ReferenceRunError, TvmflowError, VerifyError
 from tvmflow.manifest import Described, Manifest, RunVerdict, Signature, Verdict
 from tvmflow.partial_build import Part
+from tvmflow.runtime import inputs
 
 OnEvent = Callable[[str], None]
 RUN_ENV = {"TVM_USE_RUNTIME_LIB": "1"}  # a process that only runs a library needs no compiler

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tvmflow import config, flow
-from tvmflow.buckets import Chooser, dims_of, size_of
 from tvmflow.errors import ConfigError, InputError
 from tvmflow.manifest import Padding
+from tvmflow.runtime.buckets import Chooser, dims_of, size_of
 
 BATCHES, LENGTHS = (1, 2, 4, 8), (16, 32, 64)
 PRODUCT = [{"batch": batch, "length": length} for batch in BATCHES for length in LENGTHS]

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow import buckets, vm
-from tvmflow import inputs as inputs_
-from tvmflow.buckets import Chooser, Piece
 from tvmflow.manifest import Bundle, Signature, TensorSpec
-from tvmflow.session import Into, Session, as_array
+from tvmflow.runtime import buckets, vm
+from tvmflow.runtime import inputs as inputs_
+from tvmflow.runtime.buckets import Chooser, Piece
+from tvmflow.runtime.session import Into, Session, as_array
 
 
 class BucketSession:

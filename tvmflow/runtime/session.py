@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import tvm_ffi
 
-from tvmflow import inputs as inputs_
-from tvmflow import vm
 from tvmflow.artifact import ALIGNMENT, LIBRARY
 from tvmflow.errors import InputError
 from tvmflow.manifest import Manifest, Signature
+from tvmflow.runtime import inputs as inputs_
+from tvmflow.runtime import vm
 
 COPIED_BYTES = 4096  # smaller inputs and outputs are copied: that costs less than to hand them over
 Into = Callable[[Any], Any]

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tvmflow import artifact, host, vm
-from tvmflow.bucket_session import BucketSession
+from tvmflow import artifact, host
 from tvmflow.errors import SetupError
 from tvmflow.manifest import Described, Manifest
-from tvmflow.session import Session
+
+if TYPE_CHECKING:
+    from tvmflow.runtime.bucket_session import BucketSession
+    from tvmflow.runtime.session import Session
 
 # A library only loads into the run time whose structures it was compiled against.
 ABI_PACKAGES = ("apache-tvm", "apache-tvm-ffi")
@@ -21,6 +24,10 @@ def load(path: str | Path, threads: int | None = None) -> Session | BucketSessio
     Raises ArtifactError for a damaged artifact or one that cannot run on this machine, SetupError where a part of the
     run time is not installed.
     """
+    from tvmflow.runtime import vm
+    from tvmflow.runtime.bucket_session import BucketSession
+    from tvmflow.runtime.session import Session
+
     with artifact.opened_any(Path(path)) as (folder, manifest):
         _check(manifest)
         count = threads or min(manifest.target.threads, host.cores())
@@ -32,6 +39,8 @@ def load(path: str | Path, threads: int | None = None) -> Session | BucketSessio
 
 def load_one(path: Path, threads: int | None = None) -> Session:
     """Like `load`, for an artifact with one library."""
+    from tvmflow.runtime.session import Session
+
     session = load(path, threads)
     assert isinstance(session, Session)
     return session
