@@ -11,9 +11,10 @@ from pathlib import Path
 import audit_builds
 import pytest
 
-from tvmflow import artifact, audit, external, flow, process, report_audit
+from tvmflow import artifact, audit, external, flow, process
 from tvmflow.audit import library, machine
 from tvmflow.errors import ArtifactError, AuditError, NumericsError, SetupError
+from tvmflow.report import audit as report_audit
 
 PATHS = {"PYTHONPATH": f"{process.PACKAGE_PARENT}:{Path(__file__).parent}"}
 KEPT = {"graph": {"layout": "keep"}}

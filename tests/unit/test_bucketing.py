@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tvmflow import bucket_plot, bucket_proposal, bucket_search, bucketing, observed, report_buckets, size_costs
 from tvmflow.bucket_search import SizeFunction
 from tvmflow.cli import cli
-from tvmflow.cli_tables import show
+from tvmflow.cli.tables import show
 from tvmflow.errors import InputError, UsageError
 from tvmflow.observed import Observed
 

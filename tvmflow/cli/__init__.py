@@ -13,9 +13,9 @@ from typing import Any
 
 import click
 
-from tvmflow import __version__, cli_audit, cli_buckets, cli_options, cli_proof, cli_tune
-from tvmflow.cli_db import db
-from tvmflow.cli_tables import progress, show_either
+from tvmflow import __version__
+from tvmflow.cli import audit, buckets, db, options, proof, tune
+from tvmflow.cli.tables import progress, show_either
 from tvmflow.errors import EXIT_BUG, EXIT_INTERRUPTED, OutputError, TvmflowError, UsageError
 
 
@@ -68,7 +68,7 @@ def cli() -> None:
 
 
 @cli.command()
-@cli_options.model
+@options.model
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Artifact to write [default: ./NAME.tvmflow].")
 @click.option("--zip", "zipped", is_flag=True, help="Write one zip file instead of a folder.")
 @click.option("--no-verify", is_flag=True, help="Do not run the library against the reference.")
@@ -76,8 +76,8 @@ def cli() -> None:
 @click.option("--require-tuned", type=click.FloatRange(0, 1), metavar="SHARE",
               help="Fail unless kernels from tuning records take this share of a run's time, e.g. 0.95.")
 @click.option("--dump-ir", type=click.Path(path_type=Path), metavar="DIR", help="Write the module after each pass.")
-@cli_options.as_json
-@cli_options.debug
+@options.as_json
+@options.debug
 def compile(  # noqa: A001 # the command's name
     output: Path | None, zipped: bool, no_verify: bool, verify_inputs: Path | None, require_tuned: float | None,
     dump_ir: Path | None, as_json: bool, debug: bool, **model: Any,
@@ -93,7 +93,7 @@ def compile(  # noqa: A001 # the command's name
     if verify_inputs is not None:
         verification["inputs"] = str(verify_inputs)
     tuning = {"require_tuned": require_tuned} if require_tuned is not None else {}
-    cfg = cli_options.config_of(**model, verify=verification, tuning=tuning)
+    cfg = options.config_of(**model, verify=verification, tuning=tuning)
     if not as_json:
         click.echo(click.style("# resolved config", dim=True) + "\n" + config.shown(cfg))
     out = output or Path(f"{config.name(cfg)}.tvmflow" + (".zip" if zipped else ""))
@@ -110,9 +110,9 @@ def compile(  # noqa: A001 # the command's name
 @click.option("--seed", type=click.IntRange(min=0), help="Draw the inputs instead.")
 @click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE", help="For --seed: the size of an open dimension.")
 @click.option("--outputs", type=click.Path(path_type=Path), metavar="NPZ", help="Where to write the outputs.")
-@cli_options.threads
-@cli_options.as_json
-@cli_options.debug
+@options.threads
+@options.as_json
+@options.debug
 def run(artifact: Path, inputs: Path | None, seed: int | None, dims: tuple[str, ...], outputs: Path | None,
         threads: int | None, as_json: bool, debug: bool) -> None:  # fmt: skip
     """Run ARTIFACT once on arrays from an .npz file.
@@ -126,7 +126,7 @@ def run(artifact: Path, inputs: Path | None, seed: int | None, dims: tuple[str, 
     if dims and seed is None:
         raise UsageError("--dim goes with --seed", "arrays have sizes of their own")
     source: Any = seed if inputs is None else inputs
-    results = flow.run_artifact(artifact, source, outputs, threads, cli_options.sizes_of(dims))
+    results = flow.run_artifact(artifact, source, outputs, threads, options.sizes_of(dims))
     summary = {name: {"dtype": str(a.dtype), "shape": list(a.shape)} for name, a in results.items()}
     if as_json:
         click.echo(json.dumps(summary))
@@ -141,9 +141,9 @@ def run(artifact: Path, inputs: Path | None, seed: int | None, dims: tuple[str, 
 @click.argument("artifact", type=click.Path(path_type=Path))
 @click.option("--model", type=click.Path(path_type=Path), help="The model it was compiled from, if it was moved.")
 @click.option("--seconds", type=click.FloatRange(min=0.1), default=5.0, show_default=True, help="Time to spend.")
-@cli_options.threads
-@cli_options.as_json
-@cli_options.debug
+@options.threads
+@options.as_json
+@options.debug
 def bench(artifact: Path, model: Path | None, seconds: float, threads: int | None, as_json: bool, debug: bool) -> None:
     """Time ARTIFACT beside ONNX Runtime (or eager PyTorch), in turns, with the same inputs and threads."""
     from tvmflow import artifact as artifacts
@@ -162,8 +162,8 @@ def bench(artifact: Path, model: Path | None, seconds: float, threads: int | Non
 
 @cli.command()
 @click.argument("path", type=click.Path(path_type=Path))
-@cli_options.as_json
-@cli_options.debug
+@options.as_json
+@options.debug
 def inspect(path: Path, as_json: bool, debug: bool) -> None:
     """Show what is inside an artifact, or what goes in and out of a model."""
     from tvmflow import artifact, flow, report
@@ -172,7 +172,7 @@ def inspect(path: Path, as_json: bool, debug: bool) -> None:
         manifest = artifact.read(path)
         show_either(report.inspected(manifest), manifest.model_dump(mode="json"), as_json)
         return
-    cfg = cli_options.config_of(str(path))
+    cfg = options.config_of(str(path))
     signature, notes = flow.inspect_model(cfg)
     show_either(report.signature(signature), signature.model_dump(mode="json") | {"notes": notes}, as_json)
     if not as_json:
@@ -181,24 +181,24 @@ def inspect(path: Path, as_json: bool, debug: bool) -> None:
 
 
 @cli.command()
-@cli_options.model
-@cli_options.as_json
-@cli_options.debug
+@options.model
+@options.as_json
+@options.debug
 def passes(as_json: bool, debug: bool, **model: Any) -> None:
     """List the graph passes that MODEL's config leads to, in order."""
     from tvmflow import flow, report
 
-    phases = flow.passes(cli_options.config_of(**model))
+    phases = flow.passes(options.config_of(**model))
     show_either(report.pipeline(phases), phases, as_json)
 
 
-cli.add_command(cli_audit.audit)
-cli.add_command(cli_buckets.buckets)
-cli.add_command(db)
-cli.add_command(cli_proof.verify)
-cli.add_command(cli_proof.bisect)
-cli.add_command(cli_tune.tasks)
-cli.add_command(cli_tune.tune)
+cli.add_command(audit.audit)
+cli.add_command(buckets.buckets)
+cli.add_command(db.db)
+cli.add_command(proof.verify)
+cli.add_command(proof.bisect)
+cli.add_command(tune.tasks)
+cli.add_command(tune.tune)
 
 
 @cli.group(name="config")
@@ -215,17 +215,17 @@ def schema() -> None:
 
 
 @config_group.command()
-@cli_options.model
-@cli_options.debug
+@options.model
+@options.debug
 def show(debug: bool, **model: Any) -> None:
     """Print the resolved config of MODEL as TOML, every default stated."""
     from tvmflow import config
 
-    click.echo(config.to_toml(cli_options.config_of(**model)), nl=False)
+    click.echo(config.to_toml(options.config_of(**model)), nl=False)
 
 
 @cli.command()
-@cli_options.as_json
+@options.as_json
 def doctor(as_json: bool) -> None:
     """Check this installation: pinned packages, threads, CUDA tools, conflicts; with the fix for each fault."""
     from tvmflow import doctor as checks
@@ -248,8 +248,3 @@ def _show_error(exc: TvmflowError, debug: bool) -> None:
         click.echo(f"  next: {exc.hint}", err=True)
     if debug and exc.details:
         click.echo(exc.details, err=True)
-
-
-
-if __name__ == "__main__":
-    main()

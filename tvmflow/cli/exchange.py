@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tvmflow import cli_options
-from tvmflow.cli_tables import show_frame
+from tvmflow.cli import options
+from tvmflow.cli.tables import show_frame
 from tvmflow.errors import DatabaseError
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ database = click.option("--database", type=FOLDER, default=Path("tuning_db"), sh
 @click.option("--config", "config_file", type=click.Path(path_type=Path, dir_okay=False),
               help="Check the database that this config names, if it names one.")  # fmt: skip
 @click.option("--no-replay", is_flag=True, help="Only read the files: no trace is applied, TVM is not loaded.")
-@cli_options.as_json
-@cli_options.debug
+@options.as_json
+@options.debug
 def verify(database: Path, config_file: Path | None, no_replay: bool, as_json: bool, debug: bool) -> None:
     """Read everything, replay every trace, and report every fault with its place and what to do; exit code 15 if one
     costs a record.
@@ -63,8 +63,8 @@ def verify(database: Path, config_file: Path | None, no_replay: bool, as_json: b
 @database
 @click.option("--key", "keys", multiple=True, metavar="PREFIX", help="Records whose key starts so; may be repeated.")
 @click.option("--target", metavar="PATTERN", help="Records whose target folder matches, e.g. 'llvm-x86-64-v3-*'.")
-@cli_options.as_json
-@cli_options.debug
+@options.as_json
+@options.debug
 def export_records(folder: Path, database: Path, keys: tuple[str, ...], target: str | None, as_json: bool,
                    debug: bool) -> None:  # fmt: skip
     """Write records into FOLDER as MetaSchedule's own two files, for TVM's JSONDatabase and MetaScheduleApplyDatabase.
@@ -93,8 +93,8 @@ def export_records(folder: Path, database: Path, keys: tuple[str, ...], target: 
 @click.option("--mcpu", metavar="NAME", help="LLVM's name of the CPU, where records do not say it.")
 @click.option("--mtriple", metavar="TRIPLE", help="LLVM's target triple, where records do not say it.")
 @click.option("--threads", type=click.IntRange(1, 1024), help="Threads, where records do not say num-cores.")
-@cli_options.as_json
-@cli_options.debug
+@options.as_json
+@options.debug
 def import_records(folder: Path, database: Path, as_json: bool, debug: bool, **stated: Any) -> None:
     """Take records from MetaSchedule's own two files in FOLDER: of each workload and target the fastest.
 

@@ -8,21 +8,21 @@ from typing import Any
 
 import click
 
-from tvmflow import cli_options
-from tvmflow.cli_tables import progress, show_either, write_text
+from tvmflow.cli import options
+from tvmflow.cli.tables import progress, show_either, write_text
 from tvmflow.errors import UsageError
 
 
 @click.command()
-@cli_options.model
+@options.model
 @click.option("--trace", type=click.Path(path_type=Path), required=True, metavar="CSV",
               help="Observed sizes: a column per open dimension, perhaps `count`, a line per request.")
 @click.option("--most", type=click.IntRange(1, 32), default=8, show_default=True, help="At most so many buckets.")
 @click.option("--align", multiple=True, metavar="K|DIM=K", help="Only multiples of K, in all dimensions or in one.")
 @click.option("--measure", is_flag=True, help="Build libraries of some sizes and time them here, not estimate.")
 @click.option("--plot", type=click.Path(path_type=Path), metavar="SVG", help="Draw sizes, buckets and times.")
-@cli_options.as_json
-@cli_options.debug
+@options.as_json
+@options.debug
 def buckets(trace: Path, most: int, align: tuple[str, ...], measure: bool, plot: Path | None, as_json: bool,
             debug: bool, **model: Any) -> None:  # fmt: skip
     """Propose shape buckets for MODEL from observed sizes: those with which a request takes the least time.
@@ -45,7 +45,7 @@ def buckets(trace: Path, most: int, align: tuple[str, ...], measure: bool, plot:
         raise UsageError(f"--plot {plot}: only SVG is drawn", "name a file that ends in .svg")
     request = bucket_proposal.Request(trace, most, dict(map(_aligned, align)), measure)
     with progress("importing the model") as on_event:
-        found = bucket_proposal.propose(cli_options.config_of(**model), request, on_event)
+        found = bucket_proposal.propose(options.config_of(**model), request, on_event)
     show_either(report_buckets.rendered(found), bucket_proposal.plain(found), as_json)
     if plot is not None:
         write_text("--plot", plot, bucket_plot.svg(found))

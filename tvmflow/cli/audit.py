@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from tvmflow import cli_options
-from tvmflow.cli_tables import progress, show_either, write_text
+from tvmflow.cli import options
+from tvmflow.cli.tables import progress, show_either, write_text
 
 
 @click.command()
@@ -16,8 +16,8 @@ from tvmflow.cli_tables import progress, show_either, write_text
 @click.option("--model", type=click.Path(path_type=Path), help="For --time: the model, if it was moved.")
 @click.option("--markdown", type=click.Path(path_type=Path, allow_dash=True), metavar="FILE",
               help="Write the report as Markdown; - is standard output.")
-@cli_options.as_json
-@cli_options.debug
+@options.as_json
+@options.debug
 def audit(artifact: Path, timed: bool, model: Path | None, markdown: Path | None, as_json: bool, debug: bool
           ) -> None:  # fmt: skip
     """Show what is inside ARTIFACT, read from its code, and fail where something is there that should not be.
@@ -34,7 +34,8 @@ def audit(artifact: Path, timed: bool, model: Path | None, markdown: Path | None
     from rich.console import Group
 
     from tvmflow import audit as audits
-    from tvmflow import flow, report_audit
+    from tvmflow import flow
+    from tvmflow.report import audit as report_audit
 
     with progress("auditing"):
         found = flow.audit_artifact(artifact, timed, model)

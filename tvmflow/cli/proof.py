@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tvmflow import cli_options
-from tvmflow.cli_tables import progress, show_either
+from tvmflow.cli import options
+from tvmflow.cli.tables import progress, show_either
 from tvmflow.errors import DatabaseError, UsageError, VerifyError
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 @click.option("--verify-inputs", type=click.Path(path_type=Path), metavar="NPZ", help="Verify with these inputs.")
 @click.option("--attribute", is_flag=True, help="Say whose the difference is: import, schedules, Winograd, fast math.")
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Override a key, e.g. verify.seeds=[7,8].")
-@cli_options.as_json
-@cli_options.debug
+@options.as_json
+@options.debug
 def verify(artifact: Path, model: Path | None, verify_inputs: Path | None, attribute: bool,
            sets: tuple[str, ...], as_json: bool, debug: bool) -> None:  # fmt: skip
     """Hold ARTIFACT's outputs against the reference again.
@@ -49,12 +49,12 @@ def verify(artifact: Path, model: Path | None, verify_inputs: Path | None, attri
 
 
 @click.command()
-@cli_options.model
+@options.model
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Reproducer to write [default: ./NAME.bisect].")
 @click.option("--source", type=click.Path(path_type=Path), help="The model an artifact was compiled from, if moved.")
 @click.option("--verify-inputs", type=click.Path(path_type=Path), metavar="NPZ", help="Inputs that show the fault.")
-@cli_options.as_json
-@cli_options.debug
+@options.as_json
+@options.debug
 def bisect(output: Path | None, source: Path | None, verify_inputs: Path | None, as_json: bool, debug: bool,
            **model: Any) -> None:  # fmt: skip
     """Find out why MODEL's values are wrong: the first bad step of its build, then the kernel or tuning record.
@@ -85,7 +85,7 @@ def _bisected(model: dict[str, Any], source: Path | None, verification: dict[str
     if not (path.is_dir() or path.suffix == ".zip"):
         if source is not None:
             raise UsageError("--source goes with an artifact", "MODEL is what is compiled")
-        cfg = cli_options.config_of(**model, **verification)
+        cfg = options.config_of(**model, **verification)
         out = output or Path(f"{config.name(cfg)}.bisect")
         return flow.bisect_config(cfg, out, on_event), out
     given = [f"--{name.removesuffix('s')}" for name in ("target", "arch", "shapes", "dims") if model[name]]

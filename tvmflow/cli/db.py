@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tvmflow import cli_exchange, cli_options
-from tvmflow.cli_exchange import FOLDER, database, fail_on, warn
-from tvmflow.cli_tables import show_frame, show_rows
+from tvmflow.cli import exchange, options
+from tvmflow.cli.exchange import FOLDER, database, fail_on, warn
+from tvmflow.cli.tables import show_frame, show_rows
 from tvmflow.errors import DatabaseError, UsageError
 
 if TYPE_CHECKING:
@@ -33,15 +33,15 @@ def db() -> None:
     """
 
 
-db.add_command(cli_exchange.verify)
-db.add_command(cli_exchange.export_records)
-db.add_command(cli_exchange.import_records)
+db.add_command(exchange.verify)
+db.add_command(exchange.export_records)
+db.add_command(exchange.import_records)
 
 
 @db.command()
 @database
-@cli_options.as_json
-@cli_options.debug
+@options.as_json
+@options.debug
 def stats(database: Path, as_json: bool, debug: bool) -> None:
     """Show per target: records, median speed, size, and the versions and days they come from.
 
@@ -59,8 +59,8 @@ def stats(database: Path, as_json: bool, debug: bool) -> None:
 @db.command()
 @click.argument("key", default="")
 @database
-@cli_options.as_json
-@cli_options.debug
+@options.as_json
+@options.debug
 def show(key: str, database: Path, as_json: bool, debug: bool) -> None:
     """Show the record of KEY, or list all whose key starts with KEY; without KEY, all.
 
@@ -84,8 +84,8 @@ def show(key: str, database: Path, as_json: bool, debug: bool) -> None:
 
 @db.command()
 @database
-@cli_options.as_json
-@cli_options.debug
+@options.as_json
+@options.debug
 def comparisons(database: Path, as_json: bool, debug: bool) -> None:
     """List the convolutions whose methods were compared: the direct kernel and Winograd's F(2x2, 3x3) and F(4x4, 3x3).
 
@@ -102,8 +102,8 @@ def comparisons(database: Path, as_json: bool, debug: bool) -> None:
 @db.command()
 @click.argument("into", type=FOLDER)
 @click.argument("sources", nargs=-1, required=True, type=FOLDER)
-@cli_options.as_json
-@cli_options.debug
+@options.as_json
+@options.debug
 def merge(into: Path, sources: tuple[Path, ...], as_json: bool, debug: bool) -> None:
     """Join databases: put the records of SOURCES into INTO, which is made if need be.
 
@@ -133,8 +133,8 @@ def merge(into: Path, sources: tuple[Path, ...], as_json: bool, debug: bool) -> 
 @db.command()
 @click.argument("a", type=FOLDER)
 @click.argument("b", type=FOLDER)
-@cli_options.as_json
-@cli_options.debug
+@options.as_json
+@options.debug
 def diff(a: Path, b: Path, as_json: bool, debug: bool) -> None:
     """Show which records differ between the databases A and B: only in one, or faster in one.
 
@@ -156,8 +156,8 @@ def diff(a: Path, b: Path, as_json: bool, debug: bool) -> None:
 @click.option("--target", metavar="PATTERN", help="Records whose target folder matches, e.g. 'llvm-x86-64-v3-*'.")
 @click.option("--faulty", is_flag=True, help="Also drop the lines that hold no record.")
 @click.option("--dry-run", is_flag=True, help="Only list what would be removed.")
-@cli_options.as_json
-@cli_options.debug
+@options.as_json
+@options.debug
 def prune(database: Path, faulty: bool, dry_run: bool, as_json: bool, debug: bool, **conditions: Any) -> None:
     """Remove the records that meet all conditions given, and list them; without a condition none.
 
@@ -186,8 +186,8 @@ def prune(database: Path, faulty: bool, dry_run: bool, as_json: bool, debug: boo
 @click.argument("key")
 @click.argument("other", required=False)
 @database
-@cli_options.as_json
-@cli_options.debug
+@options.as_json
+@options.debug
 def explain(key: str, other: str | None, database: Path, as_json: bool, debug: bool) -> None:
     """Say in which named parts KEY differs from OTHER, or from the nearest other record.
 
@@ -218,8 +218,8 @@ def explain(key: str, other: str | None, database: Path, as_json: bool, debug: b
 
 @db.command(name="install-merge-driver")
 @database
-@cli_options.as_json
-@cli_options.debug
+@options.as_json
+@options.debug
 def install_merge_driver(database: Path, as_json: bool, debug: bool) -> None:
     """Make git merge the database's files by key, in this clone.
 
@@ -240,7 +240,7 @@ def install_merge_driver(database: Path, as_json: bool, debug: bool) -> None:
 @click.argument("ours", type=click.Path(path_type=Path))
 @click.argument("theirs", type=click.Path(path_type=Path))
 @click.argument("name", default="the database")
-@cli_options.debug
+@options.debug
 def merge_driver(base: Path, ours: Path, theirs: Path, name: str, debug: bool) -> None:
     """Called by git to merge one file: BASE, OURS and THEIRS are its versions, the result is written to OURS.
 

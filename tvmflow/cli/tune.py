@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from tvmflow import cli_options
+from tvmflow.cli import options as cli_options
+from tvmflow.cli.tables import progress, show_frame
 from tvmflow.errors import UsageError
 
 if TYPE_CHECKING:
@@ -32,9 +33,9 @@ def tasks(as_json: bool, debug: bool, **model: Any) -> None:
     """
     import pandas as pd
 
-    from tvmflow import cli_tables, flow
+    from tvmflow import flow
 
-    cli_tables.show_frame(pd.DataFrame(flow.tasks(cli_options.config_of(**model))), as_json)
+    show_frame(pd.DataFrame(flow.tasks(cli_options.config_of(**model))), as_json)
 
 
 @click.command()
@@ -66,7 +67,7 @@ def tune(
       tvmflow tune configs/*.toml --set tuning.database=part2 --shard 2/8
       tvmflow db merge tuning_db part1 part2 ...
     """
-    from tvmflow import cli_tables, flow
+    from tvmflow import flow
 
     named = {name: options.pop(name) for name in ("trials_per_task", "minutes", "seed")}
     tuning = {name: value for name, value in named.items() if value is not None}
@@ -76,10 +77,10 @@ def tune(
                          "leave them out")  # fmt: skip
     cfgs = [cli_options.config_of(model, **options, tuning=tuning) for model in models]
     if only:
-        with cli_tables.progress("comparing methods") as on_step:
+        with progress("comparing methods") as on_step:
             compared = flow.compare_methods(cfgs, True, on_step)
         if compared or as_json:
-            cli_tables.show_frame(_methods(compared), as_json)
+            show_frame(_methods(compared), as_json)
         else:
             click.echo("no convolution here is one that Winograd's method could serve")
         return
@@ -96,7 +97,7 @@ def tune(
                    f"{settled.default_s * 1e3:.3f} ms with default schedules; there another than the first was "
                    f"fastest for {settled.changed} tasks")  # fmt: skip
     if done.compared:
-        cli_tables.show_frame(_methods(done.compared), False)
+        show_frame(_methods(done.compared), False)
 
 
 def _methods(compared: Sequence[Compared]) -> pd.DataFrame:

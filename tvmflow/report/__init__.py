@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from rich.console import Group, RenderableType
 from rich.table import Table
 
-from tvmflow import bench, config, report_audit
+from tvmflow import bench, config
 from tvmflow.artifact import CONSTANTS
 from tvmflow.findings import Attribution, Bisection
 from tvmflow.manifest import Bundle, Described, Manifest, Signature, TargetInfo, TensorSpec, Verdict
+from tvmflow.report import audit
 
 
 def compiled(manifest: Manifest | Bundle) -> RenderableType:
@@ -188,7 +189,7 @@ def _overview(manifest: Manifest) -> Table:
         "buffers": "sizes follow the inputs" if manifest.planned_bytes is None else
                    f"{_bytes(manifest.planned_bytes)} planned",
         "peak memory": f"{_bytes(manifest.peak_rss_bytes)} while compiling",
-        "audit": report_audit.line(manifest, manifest.audit) if manifest.audit else "none",
+        "audit": audit.line(manifest, manifest.audit) if manifest.audit else "none",
     })  # fmt: skip
 
 
@@ -216,7 +217,7 @@ def _transforms(manifest: Manifest) -> Table:
 
 
 def _findings(manifest: Manifest) -> list[RenderableType]:
-    return report_audit.first_findings(manifest.audit) if manifest.audit else []
+    return audit.first_findings(manifest.audit) if manifest.audit else []
 
 
 def _notes(manifest: Described) -> list[str]:
