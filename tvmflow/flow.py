@@ -15,27 +15,14 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from tvmflow import (
-    artifact,
-    attribution,
-    bench,
-    bisection,
-    bucket_proof,
-    bundling,
-    config,
-    frontend,
-    in_model,
-    npz,
-    process,
-    proof,
-    verify,
-)
+from tvmflow import artifact, bench, bucket_proof, bundling, config, frontend, in_model, npz, process, proof, verify
 from tvmflow.audit import Audit
 from tvmflow.config import Config
 from tvmflow.errors import ArtifactError, CompileError, ModelError, OutputError, UsageError
 from tvmflow.findings import Attribution, Bisection
 from tvmflow.manifest import Bundle, Described, Manifest, Signature, Stage, Verdict
-from tvmflow.step_search import Subject
+from tvmflow.proof import attribution, bisection
+from tvmflow.proof.step_search import Subject
 from tvmflow.tuning_children import Compared
 
 Feeds: TypeAlias = Mapping[str, np.ndarray]

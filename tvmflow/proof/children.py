@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmflow import children, npz, partial_build, verify
+from tvmflow import children, npz, verify
 from tvmflow.config import VerifySection
 from tvmflow.errors import last_line
 from tvmflow.findings import KernelError
-from tvmflow.partial_build import SCHEDULES, Part
 from tvmflow.process import emit
+from tvmflow.proof import partial_build
+from tvmflow.proof.partial_build import SCHEDULES, Part
 
 if TYPE_CHECKING:
     from tvmflow.graph.replacement import Replacement

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tvmflow import frontend, import_fault, process, proof, reproduction
-from tvmflow.bisect_children import ARGUMENTS, Running
+from tvmflow import frontend, process, proof
 from tvmflow.errors import ArtifactError, CompileError, TvmflowError
 from tvmflow.findings import Bisection, Culprit, KernelError
 from tvmflow.manifest import Kernel, Manifest
-from tvmflow.partial_build import RECORDS, REPLACEMENT, Part
-from tvmflow.step_search import IMPORT, Search, Subject, wrong
+from tvmflow.proof import import_fault, reproduction
+from tvmflow.proof.children import ARGUMENTS, Running
+from tvmflow.proof.partial_build import RECORDS, REPLACEMENT, Part
+from tvmflow.proof.step_search import IMPORT, Search, Subject, wrong
 
 
 def bisect(subject: Subject, out: Path, on_event: proof.OnEvent) -> Bisection:
@@ -37,7 +38,7 @@ def bisect(subject: Subject, out: Path, on_event: proof.OnEvent) -> Bisection:
     names, unusable, checks, culprit = (), (), [], None
     if reason or subject.cfg.tuning.database is not None:
         on_event("listing the steps")
-        names, unusable = _with_compiler("bisect_children:overview", Part(subject.cfg, subject.manifest.layout.choice))
+        names, unusable = _with_compiler("children:overview", Part(subject.cfg, subject.manifest.layout.choice))
     if reason:
         with tempfile.TemporaryDirectory(prefix="tvmflow-") as work:
             search = Search(subject, reason, truth, names, Path(work), on_event)
@@ -134,7 +135,7 @@ class _Inquiry:
             search.on_event(f"building kernel {event.number} that has a record: {event.kernel}")
 
         try:
-            found = _with_compiler("bisect_children:first_unbuildable", search.part(count), on_event=heard)
+            found = _with_compiler("children:first_unbuildable", search.part(count), on_event=heard)
         except CompileError as exc:
             found = (running[-1].kernel, "a record", exc.message) if running else None
         if found is None:
@@ -152,7 +153,7 @@ class _Inquiry:
         search.on_event("holding the user's kernels against what they replace")
         narrowest, feeds = search.subject.manifest.narrowest_float, search.truth.feeds[0].inputs
         try:
-            faulty = _with_compiler("bisect_children:wrong_user_kernels", search.part(count), search.folder(count),
+            faulty = _with_compiler("children:wrong_user_kernels", search.part(count), search.folder(count),
                                     feeds, narrowest, on_event=running.append)  # fmt: skip
         except CompileError as exc:
             if not exc.crashed or not running:
@@ -220,7 +221,7 @@ def _fatal(kernel: str, call: int, reason: str) -> KernelError:
 def _with_compiler(function: str, part: Part, *args: Any, on_event: Callable[[Any], None] | None = None) -> Any:
     """The value of a function that builds a part."""
     with proof.cuda_env(part.cfg.target.kind) as env:
-        return process.call(f"tvmflow.{function}", part, *args, what="bisecting", env=env, on_event=on_event,
+        return process.call(f"tvmflow.proof.{function}", part, *args, what="bisecting", env=env, on_event=on_event,
                             torch=frontend.needs_torch(part.cfg))[0]  # fmt: skip
 
 
@@ -229,7 +230,7 @@ def _with_libraries(
 ) -> Any:
     """The value of a function that only runs libraries; raises ArtifactError where one of them crashes."""
     with proof.cuda_env(manifest.target.kind) as env:
-        return process.call(f"tvmflow.bisect_children:{function}", *args, what="running the kernels",
+        return process.call(f"tvmflow.proof.children:{function}", *args, what="running the kernels",
                             error=ArtifactError, env=proof.RUN_ENV | env, on_event=on_event)[0]  # fmt: skip
 
 

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tvmflow import config, npz, partial_build, reproducers
+from tvmflow import config, npz
 from tvmflow.config import Config
 from tvmflow.errors import OutputError
 from tvmflow.findings import KernelError
 from tvmflow.manifest import RunVerdict
-from tvmflow.partial_build import VECTOR_MATH, Part
+from tvmflow.proof import partial_build, reproducers
+from tvmflow.proof.partial_build import VECTOR_MATH, Part
 
 if TYPE_CHECKING:
     import tvm

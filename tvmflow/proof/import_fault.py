@@ -6,11 +6,12 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tvmflow import frontend, npz, process, proof, reproduction, verify
+from tvmflow import frontend, npz, process, proof, verify
 from tvmflow.config import Config
 from tvmflow.errors import ReferenceRunError, UnsupportedError, VerifyError
 from tvmflow.manifest import Manifest
-from tvmflow.partial_build import Part
+from tvmflow.proof import reproduction
+from tvmflow.proof.partial_build import Part
 
 NODE = "node.onnx"
 

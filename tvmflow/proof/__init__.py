@@ -14,7 +14,7 @@ from tvmflow import artifact, frontend, host, npz, process, verify
 from tvmflow.config import Config
 from tvmflow.errors import ArtifactError, ReferenceRunError, TvmflowError, VerifyError
 from tvmflow.manifest import Described, Manifest, RunVerdict, Signature, Verdict
-from tvmflow.partial_build import Part
+from tvmflow.proof.partial_build import Part
 from tvmflow.runtime import inputs
 
 OnEvent = Callable[[str], None]
@@ -45,8 +45,8 @@ def cuda_env(kind: str) -> Iterator[dict[str, str]]:
 def build_part(part: Part, folder: Path, whole: Manifest) -> Manifest:
     """Builds a part in a process of its own; `whole` is the manifest of the whole build."""
     with cuda_env(part.cfg.target.kind) as env:
-        manifest, _ = process.call("tvmflow.partial_build:build", part, folder, whole, what="compiling a part", env=env,
-                                   torch=frontend.needs_torch(part.cfg))  # fmt: skip
+        manifest, _ = process.call("tvmflow.proof.partial_build:build", part, folder, whole, what="compiling a part",
+                                   env=env, torch=frontend.needs_torch(part.cfg))  # fmt: skip
     built: Manifest = manifest
     return built
 

@@ -17,7 +17,7 @@ from tvmflow.config import Config
 from tvmflow.errors import VerifyError
 from tvmflow.findings import Attribution, StageError
 from tvmflow.manifest import Manifest, RunVerdict
-from tvmflow.partial_build import FAST_MATH, TF32, WINOGRAD, Part
+from tvmflow.proof.partial_build import FAST_MATH, TF32, WINOGRAD, Part
 
 Outputs = Sequence[list[np.ndarray]]  # per run, per output
 

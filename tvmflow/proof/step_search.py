@@ -14,7 +14,7 @@ from tvmflow.config import Config
 from tvmflow.errors import CompileError, InputError, TvmflowError
 from tvmflow.findings import StepCheck
 from tvmflow.manifest import Manifest
-from tvmflow.partial_build import RECORDS, REPLACEMENT, SCHEDULES, Part
+from tvmflow.proof.partial_build import RECORDS, REPLACEMENT, SCHEDULES, Part
 
 IMPORT = "import"
 
