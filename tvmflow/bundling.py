@@ -81,7 +81,7 @@ def _signature(cfg: Config) -> Signature:
     """Inputs and outputs with the dimensions left open; raises UnsupportedError where the model cannot be read so."""
     open_ = config.symbolic(cfg)
     try:
-        (signature, _), _ = process.call("tvmflow.children:inspect", open_, what="importing the model",
+        (signature, _), _ = process.call("tvmflow.children.building:inspect", open_, what="importing the model",
                                          torch=frontend.needs_torch(cfg))  # fmt: skip
     except ModelError as exc:
         raise type(exc)(f"with its dimensions left open, as buckets need it, {exc.message}", exc.hint, exc.details

@@ -122,7 +122,7 @@ def _until_death(
             (done if kind == "done" else refused)[indices[place]] = said[0]
 
     try:
-        process.call("tvmflow.database_children:each", function, items, what=what, error=DatabaseError,
+        process.call("tvmflow.children.database:each", function, items, what=what, error=DatabaseError,
                      on_event=on_event)  # fmt: skip
     except DatabaseError as exc:
         if not exc.crashed or not begun:

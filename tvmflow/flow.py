@@ -1,7 +1,7 @@
 """The story: one function per command, each stage call on its own line.
 
 What may crash (importing, compiling, running a library, running a reference) is called through `process.call`;
-children.py holds what runs there.
+`children` holds what runs there.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import numpy as np
 
 from tvmflow import artifact, bench, bucket_proof, bundling, config, frontend, in_model, npz, process, proof, verify
 from tvmflow.audit import Audit
+from tvmflow.children.tuning import Compared
 from tvmflow.config import Config
 from tvmflow.errors import ArtifactError, CompileError, ModelError, OutputError, UsageError
 from tvmflow.findings import Attribution, Bisection
 from tvmflow.manifest import Bundle, Described, Manifest, Signature, Stage, Verdict
 from tvmflow.proof import attribution, bisection
 from tvmflow.proof.step_search import Subject
-from tvmflow.tuning_children import Compared
 
 Feeds: TypeAlias = Mapping[str, np.ndarray]
 AnyManifest = TypeVar("AnyManifest", Manifest, Bundle)
@@ -152,8 +152,8 @@ def audit_artifact(path: Path, timed: bool, model: Path | None) -> dict[str, Aud
                 raise UsageError("--time measures kernels on a CPU, not on a GPU", "leave it out")
             feeds = [proof.accepted(_first_seed(one, model), one) for _, one in libraries]
             seconds = in_model.kernel_seconds(*zip((place for place, _ in libraries), feeds, strict=True))
-        found, _ = process.call("tvmflow.children:audit_libraries", libraries, seconds, what="auditing the library",
-                                error=ArtifactError, env=proof.RUN_ENV)  # fmt: skip
+        found, _ = process.call("tvmflow.children.running:audit_libraries", libraries, seconds,
+                                what="auditing the library", error=ArtifactError, env=proof.RUN_ENV)  # fmt: skip
     return dict(zip((place.name if isinstance(manifest, Bundle) else "" for place, _ in libraries), found, strict=True))
 
 
@@ -172,7 +172,7 @@ def bench_artifact(
             on_event(f"timing {name or one.name}")
             cfg = _first_seed(one, model)
             samples, _ = process.call(
-                "tvmflow.children:time_beside_peer", cfg, place, proof.accepted(cfg, one), threads,
+                "tvmflow.children.running:time_beside_peer", cfg, place, proof.accepted(cfg, one), threads,
                 budget_s / len(libraries), what="timing the library", error=ArtifactError,
                 env={} if frontend.is_torch(cfg) else proof.RUN_ENV, torch=frontend.is_torch(cfg),
             )  # fmt: skip
@@ -187,7 +187,7 @@ def tasks(cfg: Config) -> list[dict[str, Any]]:
     """
     rows: list[dict[str, Any]] = []
     for name, one in bundling.configs_of(cfg).items():
-        found, _ = process.call("tvmflow.tuning_children:tasks", one, what="extracting the tasks",
+        found, _ = process.call("tvmflow.children.tuning:tasks", one, what="extracting the tasks",
                                 torch=frontend.needs_torch(one))  # fmt: skip
         bucket = {"bucket": name} if name else {}
         rows += [bucket | row for row in found]
@@ -211,7 +211,7 @@ def tune(cfgs: Sequence[Config], what: Selection, on_event: Callable[[Any], None
     models = _per_bucket(cfgs)
     with proof.cuda_env(cfgs[0].target.kind) as env:
         found, _ = process.call(
-            "tvmflow.tuning_children:tune", [one for _, one in models], what.pattern, what.shard, what="tuning",
+            "tvmflow.children.tuning:tune", [one for _, one in models], what.pattern, what.shard, what="tuning",
             on_event=heard, env=env, torch=frontend.needs_torch(*cfgs),
         )  # fmt: skip
     last = next((event for event in reversed(progress) if not isinstance(event, str)), None)
@@ -234,7 +234,7 @@ def compare_methods(cfgs: Sequence[Config], again: bool, on_event: Callable[[Any
     if not served:
         return []
     models = [one for _, one in _per_bucket(served)]
-    found, _ = process.call("tvmflow.tuning_children:compare_methods", models, again, what="comparing methods",
+    found, _ = process.call("tvmflow.children.tuning:compare_methods", models, again, what="comparing methods",
                             on_event=on_event, torch=frontend.needs_torch(*served))  # fmt: skip
     return list(found)
 
@@ -250,14 +250,14 @@ def _per_bucket(cfgs: Sequence[Config]) -> list[tuple[str, Config]]:
 
 def passes(cfg: Config) -> dict[str, list[tuple[str, str]]]:
     """The named passes of this config's pipeline, per phase, each with why it is there."""
-    listing, _ = process.call("tvmflow.children:passes", cfg, what="listing the passes",
+    listing, _ = process.call("tvmflow.children.building:passes", cfg, what="listing the passes",
                               torch=frontend.needs_torch(cfg))  # fmt: skip
     return dict(listing)
 
 
 def inspect_model(cfg: Config) -> tuple[Signature, tuple[str, ...]]:
     """Imports a model and says what goes in and out, and what was rewritten on the way."""
-    (signature, notes), _ = process.call("tvmflow.children:inspect", cfg, what="importing the model",
+    (signature, notes), _ = process.call("tvmflow.children.building:inspect", cfg, what="importing the model",
                                          torch=frontend.needs_torch(cfg))  # fmt: skip
     return signature, notes
 
@@ -273,7 +273,7 @@ def _build(cfg: Config, folder: Path, options: Options) -> Manifest:
             raise OutputError(f"--dump-ir {options.dump_ir}: {exc.strerror}", "name a folder") from None
     with proof.cuda_env(cfg.target.kind) as env:
         manifest, usage = process.call(
-            "tvmflow.children:build", cfg, folder, options.dump_ir, what="compiling", env=env,
+            "tvmflow.children.building:build", cfg, folder, options.dump_ir, what="compiling", env=env,
             on_event=options.on_event, torch=frontend.needs_torch(cfg),
         )  # fmt: skip
     built: Manifest = manifest.model_copy(update={"peak_rss_bytes": usage.peak_rss_bytes})

@@ -17,7 +17,8 @@ from tvm import te
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
-from tvmflow import database_children, exchange, tasks
+from tvmflow import exchange, tasks
+from tvmflow.children import database as database_children
 from tvmflow.cli.db import db
 from tvmflow.config import NumericsSection
 from tvmflow.database import KeyParts, Provenance, Record, Store, pack, unpack

@@ -18,8 +18,8 @@ from tvmflow.errors import UsageError
 if TYPE_CHECKING:
     import pandas as pd
 
+    from tvmflow.children.tuning import Compared
     from tvmflow.tuning.session import Progress
-    from tvmflow.tuning_children import Compared
 
 
 @click.command()

@@ -79,7 +79,8 @@ def run(folder: Path, manifest: Described, feeds: Sequence[Mapping[str, np.ndarr
          error: type[TvmflowError]) -> list[list[np.ndarray]]:  # fmt: skip
     with cuda_env(manifest.target.kind) as env:
         results, _ = process.call(
-            "tvmflow.children:run", folder, feeds, threads, what="running the library", error=error, env=RUN_ENV | env
+            "tvmflow.children.running:run", folder, feeds, threads, what="running the library", error=error,
+            env=RUN_ENV | env,
         )
     return list(results)
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmflow import children, npz, verify
+from tvmflow import npz, verify
+from tvmflow.children import building
 from tvmflow.config import VerifySection
 from tvmflow.errors import last_line
 from tvmflow.findings import KernelError
@@ -119,7 +120,7 @@ def wrong_user_kernels(part: Part, folder: Path, feeds: Mapping[str, np.ndarray]
     Each is held against the operators that it replaces. Of several of one name and shape the likeliest is taken.
     """
     from tvmflow import runtime
-    from tvmflow.kernel_check import machine_of
+    from tvmflow.children.kernel_check import machine_of
 
     replaced, setting = partial_build.replacements(part)
     distinct = list({id(one): one for one in replaced}.values())
@@ -164,7 +165,7 @@ def overview(whole: Part) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if whole.cfg.tuning.database is None:
         return names, ()
     mod, setting = partial_build.module(Part(whole.cfg, whole.layout, names.index(SCHEDULES)))
-    return names, children.with_records(whole.cfg, mod, setting.target).notes
+    return names, building.with_records(whole.cfg, mod, setting.target).notes
 
 
 def first_unbuildable(part: Part) -> tuple[str, str, str] | None:

@@ -31,7 +31,7 @@ def locate(cfg: Config, whole: Manifest, truth: proof.Truth, out: Path) -> tuple
         names = _call("tvmflow.frontend.probe:expose", cfg.model.path, probe)
         exposed = cfg.model_copy(update={"model": cfg.model.model_copy(update={"path": probe})})
         _, (want,) = _call("tvmflow.frontend:run_reference", exposed, [feeds])
-        signature, _ = _call("tvmflow.children:inspect", exposed)
+        signature, _ = _call("tvmflow.children.building:inspect", exposed)
         built = proof.build_part(Part(exposed, whole.layout.choice, 0), folder,
                                  whole.model_copy(update={"signature": signature}))  # fmt: skip
         (got,) = proof.run(folder, built, [feeds], None, VerifyError)

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tvmflow import artifact, children, frontend
+from tvmflow import artifact, frontend
 from tvmflow.artifact import CONSTANTS, LIBRARY
+from tvmflow.children import building
 from tvmflow.config import Config, TargetSection
 from tvmflow.manifest import Manifest
 
@@ -62,7 +63,7 @@ def build(part: Part, folder: Path, whole: Manifest) -> Manifest:
         library.write_library(lowered, setting.tvm_target, library.linker(setting.target), folder)
         entries = library.write_constants(weights, folder)
     manifest = whole.model_copy(update={
-        "target": children.target_info(setting.target), "constants": entries, "weights": CONSTANTS,
+        "target": building.target_info(setting.target), "constants": entries, "weights": CONSTANTS,
         "files": {name: artifact.file_entry(folder / name) for name in (LIBRARY, CONSTANTS)},
         "kernels": library.contents(packed, lowered).kernels,
     })  # fmt: skip
@@ -91,11 +92,11 @@ def _scheduled(part: Part) -> Iterator[tuple[tvm.IRModule, Setting, frozenset[st
     if VECTOR_MATH in taken:
         vector_math.register()
     with (tvm.transform.PassContext(opt_level=3, config=chosen.pass_config), chosen.tvm_target,
-          children.cuda_step(cfg, chosen.target)):  # fmt: skip
+          building.cuda_step(cfg, chosen.target)):  # fmt: skip
         mod = _run(model.mod, [*graph, *_missing(graph, part.cfg.target.kind)])
         # Keys hold the numerics that they were tuned for, whatever is built here; but TF32 is in the schedules.
         if RECORDS in taken and (TF32 in taken or not part.cfg.numerics.tf32):
-            mod = children.with_records(part.cfg, mod, chosen.target).mod
+            mod = building.with_records(part.cfg, mod, chosen.target).mod
         if SCHEDULES in taken:
             steps_ = passes.schedule_steps(chosen.target.kind, cfg.numerics.tf32)
             mod = _run(mod, [step for step in steps_ if step.name != "RecogniseGelu" or VECTOR_MATH in taken])

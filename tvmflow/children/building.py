@@ -1,7 +1,4 @@
-"""What flow runs in processes of their own: each function here is one child's whole life.
-
-`build` is the middle of the story: model file -> graph -> library, each stage on its own line.
-"""
+"""The middle of the story: model file -> graph -> library, each stage on its own line."""
 
 from __future__ import annotations
 
@@ -10,14 +7,13 @@ import dataclasses
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from tvmflow import artifact, audit, bench, config, frontend, kernel_check
+from tvmflow import artifact, audit, config, frontend
 from tvmflow.artifact import CONSTANTS, LIBRARY
+from tvmflow.children import kernel_check
 from tvmflow.config import Config
 from tvmflow.errors import CompileError, ConfigError, OutputError, TvmflowError, last_line
 from tvmflow.manifest import Kernel, Layout, Manifest, Signature, Stage, TargetInfo
@@ -29,7 +25,6 @@ if TYPE_CHECKING:
     from tvmflow.build.tuned import Applied
     from tvmflow.graph.passes import Step
     from tvmflow.graph.replacement import Replacement
-    from tvmflow.runtime.session import Session
     from tvmflow.target import Target
 
 
@@ -136,50 +131,6 @@ class StageLog:
         if self._dump_ir is not None:
             number = sum(stage.ir_hash is not None for stage in self.stages)
             (self._dump_ir / f"{number:02d}_{step.name}.py").write_text(f"# {digest}\n{mod.script(show_meta=False)}\n")
-
-
-def run(folder: Path, feeds: Sequence[Mapping[str, np.ndarray]], threads: int | None) -> list[list[np.ndarray]]:
-    """Loads the artifact in `folder` and runs it on each of `feeds`; the outputs in the signature's order."""
-    from tvmflow import runtime
-
-    session = runtime.load(folder, threads)
-    return [session.run_list(f) for f in feeds]
-
-
-def time_beside_peer(
-    cfg: Config, folder: Path, feeds: Mapping[str, np.ndarray], threads: int | None, budget_s: float
-) -> tuple[bench.Samples, ...]:
-    """Times the artifact and what ran the model before in turns, with the same inputs and threads."""
-    from tvmflow import runtime
-
-    session = runtime.load_one(folder, threads)
-    name, peer = frontend.peer(cfg, session.threads)
-    return bench.interleave({"tvmflow": lambda: session.run_list(feeds), name: lambda: peer(dict(feeds))}, budget_s)
-
-
-def kernel_times(libraries: Sequence[tuple[Path, Mapping[str, np.ndarray]]]) -> list[dict[str, float]]:
-    """Seconds of one run per kernel of each artifact, given by folder and inputs, over runs of about a second."""
-    from tvmflow import runtime
-
-    return [_kernel_times(runtime.load_one(folder), feeds) for folder, feeds in libraries]
-
-
-def _kernel_times(session: Session, feeds: Mapping[str, np.ndarray]) -> dict[str, float]:
-    session.run_list(feeds)
-    started = time.perf_counter()
-    session.run_list(feeds)
-    runs = min(50, max(5, int(1 / (time.perf_counter() - started))))
-    return session.time_kernels(feeds, runs)
-
-
-def audit_libraries(
-    libraries: Sequence[tuple[Path, Manifest]], seconds: Sequence[Mapping[str, float]] | None
-) -> list[audit.Audit]:
-    """Audits artifacts, given by folder and manifest; `seconds` are those of one run by kernel, if measured."""
-    return [
-        audit.examine(folder, manifest, seconds[index] if seconds else None)
-        for index, (folder, manifest) in enumerate(libraries)
-    ]
 
 
 def inspect(cfg: Config) -> tuple[Signature, tuple[str, ...]]:

@@ -85,7 +85,7 @@ def compare_methods(cfgs: Sequence[Config], again: bool) -> list[Compared]:
 
     What is known already stays unless `again`, or its direct kernel has another record now. Returns all of it.
     """
-    from tvmflow import methods
+    from tvmflow.children import methods
     from tvmflow.database import Store
 
     database = _database(cfgs)
