@@ -15,8 +15,10 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from tvmflow import artifact, bench, bucket_proof, bundling, config, frontend, in_model, npz, process, proof, verify
+from tvmflow import artifact, bench, config, frontend, in_model, npz, process, proof, verify
 from tvmflow.audit import Audit
+from tvmflow.buckets import bundling
+from tvmflow.buckets import proof as bucket_proof
 from tvmflow.children.tuning import Compared
 from tvmflow.config import Config
 from tvmflow.errors import ArtifactError, CompileError, ModelError, OutputError, UsageError

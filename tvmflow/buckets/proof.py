@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from tvmflow import artifact, npz, process, proof, verify
-from tvmflow.bucket_children import Observed, drawn_for_padding
+from tvmflow.buckets.children import Observed, drawn_for_padding
 from tvmflow.config import Config
 from tvmflow.errors import InputError, VerifyError
 from tvmflow.manifest import Bundle, Padding, RunVerdict, Verdict
@@ -56,7 +56,7 @@ def exact(cfg: Config, folder: Path, bundle: Bundle, on_event: proof.OnEvent) ->
 def observed(cfg: Config, folder: Path, bundle: Bundle, fallback: tuple[int, int], on_event: proof.OnEvent) -> Bundle:
     """The bundle with what padding does within each bucket, and how far the same rows agree between buckets."""
     on_event("padding the buckets")
-    seen, _ = process.call("tvmflow.bucket_children:observe", cfg, folder, fallback, what="padding the buckets",
+    seen, _ = process.call("tvmflow.buckets.children:observe", cfg, folder, fallback, what="padding the buckets",
                            error=VerifyError, env=proof.RUN_ENV)  # fmt: skip
     found: Observed = seen
     padding = _confirmed(cfg, folder, bundle.model_copy(update={"padding": found.padding}), fallback)
@@ -93,7 +93,7 @@ def _confirmed(cfg: Config, folder: Path, bundle: Bundle, fallback: tuple[int, i
     chosen = [(dim, feeds, want) for (dim, feeds), want in zip(candidates, truth, strict=True) if want is not None]
     if not chosen:
         return bundle.padding
-    got, _ = process.call("tvmflow.bucket_children:run_in_last", folder, [feeds.inputs for _, feeds, _ in chosen],
+    got, _ = process.call("tvmflow.buckets.children:run_in_last", folder, [feeds.inputs for _, feeds, _ in chosen],
                           what="padding the buckets", error=VerifyError, env=proof.RUN_ENV)  # fmt: skip
     padding, narrowest = dict(bundle.padding), _narrowest(folder, bundle)
     for (dim, feeds, want), outputs in zip(chosen, got, strict=True):
