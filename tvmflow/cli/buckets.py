@@ -39,14 +39,16 @@ def buckets(trace: Path, most: int, align: tuple[str, ...], measure: bool, plot:
     --measure; in between it is interpolated. One bucket always is the largest size of every dimension. The output ends
     with the lines for a config file.
     """
-    from tvmflow import bucket_plot, bucket_proposal, report_buckets
+    from tvmflow import proposal
+    from tvmflow.proposal import plot as bucket_plot
+    from tvmflow.proposal import tables
 
     if plot is not None and plot.suffix != ".svg":
         raise UsageError(f"--plot {plot}: only SVG is drawn", "name a file that ends in .svg")
-    request = bucket_proposal.Request(trace, most, dict(map(_aligned, align)), measure)
+    request = proposal.Request(trace, most, dict(map(_aligned, align)), measure)
     with progress("importing the model") as on_event:
-        found = bucket_proposal.propose(options.config_of(**model), request, on_event)
-    show_either(report_buckets.rendered(found), bucket_proposal.plain(found), as_json)
+        found = proposal.propose(options.config_of(**model), request, on_event)
+    show_either(tables.rendered(found), proposal.plain(found), as_json)
     if plot is not None:
         write_text("--plot", plot, bucket_plot.svg(found))
         if not as_json:

@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow import artifact, bucket_costs, bucketing, config, flow, frontend, observed, process, proof, size_costs
-from tvmflow.bucketing import Proposal
+from tvmflow import artifact, config, flow, frontend, process, proof
+from tvmflow.children import call_costs
 from tvmflow.config import Config
 from tvmflow.errors import ArtifactError, ConfigError, UsageError
-from tvmflow.observed import Observed
+from tvmflow.proposal import choice, observed, size_costs
+from tvmflow.proposal.choice import Proposal
+from tvmflow.proposal.observed import Observed
 
 
 @dataclass(frozen=True)
@@ -67,13 +69,13 @@ def propose(cfg: Config, request: Request, on_event: proof.OnEvent) -> Found:
                           observed.SHAPE_HINT)  # fmt: skip
     align = _align(request.align or {}, dims)
     seen = observed.read(request.trace, dims)
-    known, check = size_costs.chosen(bucketing.aligned(seen.sizes, align))
+    known, check = size_costs.chosen(choice.aligned(seen.sizes, align))
     wanted = [*known, *([check] if check else [])]
     measured = request.measure
     seconds, basis = (_measured if measured else _estimated)(cfg, dims, wanted, on_event)
     costs = size_costs.of_known(dict(zip(known, seconds, strict=False)))
     on_event("choosing buckets")
-    proposal = bucketing.propose(seen, align, costs.at, request.most)
+    proposal = choice.propose(seen, align, costs.at, request.most)
     checked = Check(check, seconds[-1], float(costs.at(np.array([check]))[0])) if check else None
     return Found(seen, proposal, dict(zip(wanted, seconds, strict=True)), checked, measured, basis)
 
@@ -82,7 +84,7 @@ def toml(proposal: Proposal) -> str:
     """The section of a config file that asks for the buckets."""
     buckets = tuple(bucket.sizes for bucket in proposal.buckets)
     names = [name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name) for name in proposal.dims]
-    axes = bucketing.axes_of(buckets)
+    axes = choice.axes_of(buckets)
     if axes is not None:
         lists = ", ".join(f"{name} = {list(sizes)}" for name, sizes in zip(names, axes, strict=True))
         return f"[shapes]\nbuckets = {{ {lists} }}\n"
@@ -115,20 +117,20 @@ def _estimated(cfg: Config, dims: Sequence[str], wanted: Sequence[tuple[int, ...
                ) -> Seconds:  # fmt: skip
     sizes = [dict(zip(dims, one, strict=True)) for one in wanted]
     with proof.cuda_env(cfg.target.kind) as env:
-        works, _ = process.call("tvmflow.bucket_costs:estimated", cfg, sizes, what="estimating costs", env=env,
+        works, _ = process.call("tvmflow.children.call_costs:estimated", cfg, sizes, what="estimating costs", env=env,
                                 on_event=on_event, torch=frontend.needs_torch(cfg))  # fmt: skip
     kind = cfg.target.kind
-    rates = f"{bucket_costs.FLOP_PER_S[kind] / 1e9:g} GFLOP/s and {bucket_costs.BYTES_PER_S[kind] / 1e9:g} GB/s"
+    rates = f"{call_costs.FLOP_PER_S[kind] / 1e9:g} GFLOP/s and {call_costs.BYTES_PER_S[kind] / 1e9:g} GB/s"
     basis = (f"estimated from the kernels of {len(wanted)} sizes, by {rates}" +
-             (" per thread" if kind == "llvm" else "") + f", {bucket_costs.KERNEL_S * 1e6:g} us per kernel and "
-             f"{bucket_costs.CALL_S * 1e6:g} per call; --measure times them")  # fmt: skip
+             (" per thread" if kind == "llvm" else "") + f", {call_costs.KERNEL_S * 1e6:g} us per kernel and "
+             f"{call_costs.CALL_S * 1e6:g} per call; --measure times them")  # fmt: skip
     return [work.seconds for work in works], basis
 
 
 def _measured(cfg: Config, dims: Sequence[str], wanted: Sequence[tuple[int, ...]], on_event: Callable[[str], None]
               ) -> Seconds:  # fmt: skip
-    seconds = [_timed(bucket_costs.static(cfg, dict(zip(dims, one, strict=True))), on_event,
-                      f"{bucket_costs.shown(dict(zip(dims, one, strict=True)))} ({number} of {len(wanted)})")
+    seconds = [_timed(call_costs.static(cfg, dict(zip(dims, one, strict=True))), on_event,
+                      f"{call_costs.shown(dict(zip(dims, one, strict=True)))} ({number} of {len(wanted)})")
                for number, one in enumerate(wanted, start=1)]  # fmt: skip
     return seconds, f"measured on this machine with libraries of {len(wanted)} sizes"
 
@@ -144,6 +146,6 @@ def _timed(cfg: Config, on_event: Callable[[str], None], place: str) -> float:
         flow.compile_model(unchecked, folder)
         on_event(f"timing {place}")
         feeds = proof.accepted(unchecked, artifact.read_manifest(folder))
-        seconds, _ = process.call("tvmflow.bucket_costs:timed", folder, feeds, what=f"timing {place}",
+        seconds, _ = process.call("tvmflow.children.call_costs:timed", folder, feeds, what=f"timing {place}",
                                   error=ArtifactError, env=proof.RUN_ENV | env)  # fmt: skip
     return float(seconds)

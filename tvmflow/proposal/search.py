@@ -1,4 +1,4 @@
-"""The search behind `bucketing`: sets of sizes among all combinations of some sizes per dimension. No TVM in here."""
+"""The search behind `choice`: sets of sizes among all combinations of some sizes per dimension. No TVM in here."""
 
 from __future__ import annotations
 

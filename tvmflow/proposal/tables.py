@@ -6,8 +6,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tvmflow import bucketing
-from tvmflow.bucket_proposal import Found, toml
+from tvmflow.proposal import Found, toml
+from tvmflow.proposal.choice import axes_of
 
 BAR = 24  # characters of the longest bar
 
@@ -39,8 +39,8 @@ def _totals(found: Found) -> Table:
         "padding": f"{proposal.waste:.0%} of the elements computed",
         "costs": found.basis + _checked(found),
     }  # fmt: skip
-    if bucketing.axes_of(tuple(bucket.sizes for bucket in proposal.buckets)) is None:
-        axes = bucketing.axes_of(proposal.product.buckets) or ()
+    if axes_of(tuple(bucket.sizes for bucket in proposal.buckets)) is None:
+        axes = axes_of(proposal.product.buckets) or ()
         lists = ", ".join(f"{name} = {list(sizes)}" for name, sizes in zip(proposal.dims, axes, strict=True))
         rows["as all combinations"] = f"{_ms(proposal.product.seconds)} with {lists}"
     for name, value in rows.items():

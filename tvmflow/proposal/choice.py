@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tvmflow import bucket_search
-from tvmflow.bucket_search import Grid, SizeFunction, elements_of, ranks
-from tvmflow.observed import Observed
+from tvmflow.proposal import search
+from tvmflow.proposal.observed import Observed
+from tvmflow.proposal.search import Grid, SizeFunction, elements_of, ranks
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ def propose(observed: Observed, align: tuple[int, ...], cost: SizeFunction, most
     `cost` gives seconds of a call by its sizes and must not fall where a size grows.
     """
     padded = aligned(observed.sizes, align)
-    grid = bucket_search.grid_of(padded, observed.counts, cost)
-    products = bucket_search.products(grid, most)
-    sets = bucket_search.searched(grid, products) if len(align) > 1 else products
+    grid = search.grid_of(padded, observed.counts, cost)
+    products = search.products(grid, most)
+    sets = search.searched(grid, products) if len(align) > 1 else products
     curve = [_choice(grid, chosen) for chosen in sets]
     best = next(choice for choice in curve if choice.seconds <= curve[-1].seconds * (1 + 1e-9))
     buckets, waste = _filled(observed, best, cost)
@@ -95,7 +95,7 @@ def served_by(sizes: np.ndarray, buckets: np.ndarray) -> np.ndarray:
 def _choice(grid: Grid, chosen: np.ndarray) -> Choice:
     order = chosen[np.argsort(grid.rank[chosen])]
     buckets = tuple(tuple(int(size) for size in grid.sizes[index]) for index in order)
-    return Choice(buckets, bucket_search.expected(grid, chosen))
+    return Choice(buckets, search.expected(grid, chosen))
 
 
 def _filled(observed: Observed, choice: Choice, cost: SizeFunction) -> tuple[tuple[Bucket, ...], float]:
