@@ -11,8 +11,9 @@ from pathlib import Path
 import audit_builds
 import pytest
 
-from tvmflow import artifact, audit, external, flow, process
+from tvmflow import artifact, audit, flow, process
 from tvmflow.audit import library, machine
+from tvmflow.config import external
 from tvmflow.errors import ArtifactError, AuditError, NumericsError, SetupError
 from tvmflow.report import audit as report_audit
 

@@ -31,7 +31,7 @@ from pydantic import (
     model_validator,
 )
 
-from tvmflow import external
+from tvmflow.config import external
 from tvmflow.errors import ConfigError
 
 
