@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import math
 import time
@@ -17,7 +16,7 @@ import numpy as np
 from tvmflow import artifact, config, frontend, host, process
 from tvmflow.artifact import ALIGNMENT, CONSTANTS, LIBRARY, MANIFEST
 from tvmflow.config import Config
-from tvmflow.errors import ConfigError, ModelError, TvmflowError, UnsupportedError
+from tvmflow.errors import ConfigError, ModelError, TvmflowError, UnsupportedError, did_you_mean
 from tvmflow.manifest import Bucket, Bundle, Constant, Manifest, Padding, Signature, Stage, TensorSpec
 from tvmflow.proof import OnEvent
 from tvmflow.runtime.buckets import dims_of, size_of
@@ -114,9 +113,9 @@ def _check(cfg: Config, signature: Signature) -> None:
 def _check_names(key: str, names: Sequence[str], known: Sequence[str], kind: str) -> None:
     for name in names:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            meant = f", did you mean `{near[0]}`?" if near else f"; it has: {', '.join(known) or 'none'}"
-            raise ConfigError(f"{key}: the model has no open {kind} `{name}`{meant}",
+            meant = did_you_mean(name, known)
+            known_names = f", {meant}" if meant else f"; it has: {', '.join(known) or 'none'}"
+            raise ConfigError(f"{key}: the model has no open {kind} `{name}`{known_names}",
                               "[model.inputs] names dimensions, `tvmflow inspect` lists them")  # fmt: skip
 
 

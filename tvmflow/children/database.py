@@ -37,6 +37,7 @@ from tvmflow.database import Record, pack, unpack
 from tvmflow.database.files import shown
 from tvmflow.database.metaschedule import Stated, check_plain
 from tvmflow.database.record import MAX_WORKLOAD_BYTES
+from tvmflow.errors import last_line
 from tvmflow.host import CPU_FEATURES
 from tvmflow.kernels import tf32
 from tvmflow.process import emit
@@ -267,6 +268,4 @@ def _described(mod: tvm.IRModule, name: str) -> str:
 
 
 def _reason(exc: Exception) -> str:
-    """The last line of what an exception says that says anything."""
-    rows = [row.strip() for row in str(exc).splitlines() if row.strip()]
-    return shown(rows[-1] if rows else type(exc).__name__)[:200]
+    return shown(last_line(exc))[:200]

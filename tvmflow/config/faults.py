@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping
 from typing import Any, get_args, get_origin
@@ -10,6 +9,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel
 
 from tvmflow.config.sections import Config
+from tvmflow.errors import did_you_mean
 
 
 def joined(faults: list[str]) -> str:
@@ -24,8 +24,8 @@ def fault(raw: Mapping[str, Any], error: Any) -> str:
     dotted = ".".join(map(str, place)) or "config"
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "extra_forbidden":
-        near = difflib.get_close_matches(str(place[-1]), _known_names(place[:-1]), n=1)
-        return f"{dotted}: unknown key" + (f", did you mean `{near[0]}`?" if near else "")
+        meant = did_you_mean(str(place[-1]), _known_names(place[:-1]))
+        return f"{dotted}: unknown key" + (f", {meant}" if meant else "")
     if error["type"] == "missing":
         return f"{dotted}: missing"
     given = error.get("input")

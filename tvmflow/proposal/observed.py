@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import difflib
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from tvmflow.errors import InputError
+from tvmflow.errors import InputError, did_you_mean
 
 COUNT = "count"  # the column that says how often a row was seen
 LARGEST = 1 << 31
@@ -61,9 +60,8 @@ def _columns(path: Path, header: list[str], dims: Sequence[str]) -> list[str]:
     unknown = [name for name in columns if name not in dims and name != COUNT]
     faults = [f"no column `{dim}`, a dimension of the model" for dim in dims if dim not in columns]
     for name in unknown:
-        near = difflib.get_close_matches(name, [*dims, COUNT], n=1)
-        meant = f", did you mean `{near[0]}`?" if near else ""
-        faults.append(f"column `{name}` is no dimension of the model{meant}")
+        meant = did_you_mean(name, [*dims, COUNT])
+        faults.append(f"column `{name}` is no dimension of the model" + (f", {meant}" if meant else ""))
     faults += [f"column `{name}` is there twice" for name in dict.fromkeys(columns) if columns.count(name) > 1]
     if faults:
         raise InputError(f"{path}, line 1: {'; '.join(faults)}",
