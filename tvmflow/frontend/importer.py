@@ -14,7 +14,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
 from tvm import relax, tirx
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, onnx_input
 
-from tvmflow.errors import UnsupportedError, last_line
+from tvmflow.errors import UnsupportedError
 from tvmflow.frontend import ops, shape_values
 from tvmflow.frontend.agreement import agreed
 from tvmflow.frontend.functions import opset_of
@@ -92,7 +92,7 @@ class Importer(ONNXGraphImporter):  # type: ignore[misc] # TVM carries no types
             except Exception as exc:
                 if isinstance(exc, UnsupportedError):
                     raise
-                raise UnsupportedError(f"{describe(node)}: TVM cannot convert it: {last_line(exc)[:300]}",
+                raise UnsupportedError(f"{describe(node)}: TVM cannot convert it: {_first_line(exc)}",
                                        "change the model so that it does without this node") from exc
             for name, result in zip(node.output, results, strict=False):
                 self._nodes[name] = result
@@ -211,3 +211,8 @@ def _shape_of(value: Any) -> Sequence[Any] | None:
     if not isinstance(value.ty, relax.TensorType) or not isinstance(value.ty.shape, relax.ShapeExpr):
         return None
     return [*value.ty.shape.values]
+
+
+def _first_line(exc: BaseException) -> str:
+    lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
+    return (lines[-1] if lines else type(exc).__name__)[:300]
