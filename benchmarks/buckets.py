@@ -26,9 +26,9 @@ from overhead import peer_of
 
 import tvmflow
 from tvmflow import artifact, bench, config, flow, verify
-from tvmflow.buckets import Chooser
 from tvmflow.host import cpu_name
 from tvmflow.manifest import Bundle
+from tvmflow.runtime.buckets import Chooser
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG, MODEL = ROOT / "configs" / "minilm_l6_buckets.toml", ROOT / ".cache" / "models" / "onnx" / "minilm_l6.onnx"

@@ -20,7 +20,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tvmflow import children, config, flow, frontend, proof, runtime
+from tvmflow import config, flow, frontend, proof, runtime
+from tvmflow.children import running
 from tvmflow.host import cpu_name
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -64,8 +65,8 @@ def time_model(artifact: Path) -> None:
     manifest = runtime.load(artifact, THREADS).manifest
     cfg = config.from_dict(manifest.config, [{"verify": {"seeds": [0]}}], source=str(artifact))
     feeds = proof.accepted(cfg, manifest)
-    ours, peer = children.time_beside_peer(cfg, artifact, feeds, THREADS, SECONDS)
-    (kernels,) = children.kernel_times([(artifact, feeds)])
+    ours, peer = running.time_beside_peer(cfg, artifact, feeds, THREADS, SECONDS)
+    (kernels,) = running.kernel_times([(artifact, feeds)])
     tuned = sum(kernels.get(kernel.name, 0.0) for kernel in manifest.kernels if kernel.origin == "tuned")
     slowest = sorted(((kernels.get(k.name, 0.0), k.name) for k in manifest.kernels), reverse=True)[:3]
     print(json.dumps({

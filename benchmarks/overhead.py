@@ -20,7 +20,7 @@ from onnx import TensorProto, helper
 import tvmflow
 from tvmflow import bench, config, flow
 from tvmflow.host import cpu_name
-from tvmflow.session import Session
+from tvmflow.runtime.session import Session
 
 ROOT = Path(__file__).resolve().parents[1]
 SECONDS = 4.0

@@ -25,8 +25,8 @@ import numpy as np
 from tvmflow import artifact, host, npz
 from tvmflow.artifact import CONSTANTS, LIBRARY
 from tvmflow.errors import ArtifactError, CompileError, OutputError, SetupError, TvmflowError
-from tvmflow.inputs import check as check_inputs
 from tvmflow.manifest import Manifest
+from tvmflow.runtime.inputs import check as check_inputs
 
 COMPILER, EMULATOR, SYSROOT = "aarch64-linux-gnu-g++", "qemu-aarch64", Path("/usr/aarch64-linux-gnu")
 RUNNER_SOURCE = Path(__file__).with_name("aarch64") / "run.cc"

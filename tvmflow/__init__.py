@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tvmflow.bucket_session import BucketSession
-    from tvmflow.session import Session
+    from tvmflow.runtime.bucket_session import BucketSession
+    from tvmflow.runtime.session import Session
 
 __all__ = ["compile", "load"]
 __version__ = "0.1.0"

@@ -24,6 +24,8 @@ An exception that is none of these is a bug of tvmflow and is shown whole, with 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
 
@@ -44,9 +46,29 @@ class TvmflowError(Exception):
         return type(self), (self.message, self.hint, self.details)
 
 
+def first_line(exc: BaseException) -> str:
+    """The first line of an exception's message that says anything; its type's name where there is none."""
+    return _lines(exc)[0]
+
+
 def last_line(exc: BaseException) -> str:
-    """The last line of an exception's message, where TVM says what is wrong; its type's name where there is none."""
-    return (str(exc).strip().splitlines() or [type(exc).__name__])[-1]
+    """The last such line, where TVM says what is wrong."""
+    return _lines(exc)[-1]
+
+
+def _lines(exc: BaseException) -> list[str]:
+    return [line.strip() for line in str(exc).splitlines() if line.strip()] or [type(exc).__name__]
+
+
+def did_you_mean(name: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> str:
+    """"did you mean `a` or `b`?" for the `most` known names that are nearest; "" where none is at least `cutoff` alike.
+
+    Likeness is difflib's ratio, from 0 to 1.
+    """
+    import difflib
+
+    near = difflib.get_close_matches(name, list(known), n=most, cutoff=cutoff)
+    return f"did you mean {' or '.join(f'`{n}`' for n in near)}?" if near else ""
 
 
 class UsageError(TvmflowError):

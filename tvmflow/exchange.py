@@ -20,7 +20,7 @@ from tvmflow.errors import DatabaseError, UsageError
 MAX_DEATHS = 20
 
 Item = tuple[object, tuple[Any, ...]]
-"""A group, of which one is enough, and the arguments of a function of database_children."""
+"""A group, of which one is enough, and the arguments of a function of children.database."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def _refusal(path: Path, lines: list[int], why: str) -> Fault:
 
 
 def _each(function: str, items: Sequence[Item], what: str) -> tuple[dict[int, Any], dict[int, str]]:
-    """What database_children.each says of the items, by index: the values, and why others were refused."""
+    """What children.database.each says of the items, by index: the values, and why others were refused."""
     done: dict[int, Any] = {}
     refused: dict[int, str] = {}
     left = list(range(len(items)))
@@ -122,7 +122,7 @@ def _until_death(
             (done if kind == "done" else refused)[indices[place]] = said[0]
 
     try:
-        process.call("tvmflow.database_children:each", function, items, what=what, error=DatabaseError,
+        process.call("tvmflow.children.database:each", function, items, what=what, error=DatabaseError,
                      on_event=on_event)  # fmt: skip
     except DatabaseError as exc:
         if not exc.crashed or not begun:

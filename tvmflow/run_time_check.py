@@ -1,8 +1,8 @@
 """A check of values at run time, as part of the graph.
 
 It counts the good values and casts the pair (all, good) to the shape (n, n): where the two differ, the virtual machine
-stops with an error that shows n's name, and runtime.py says that name. This uses nothing but the virtual machine's own
-built-ins, so it works on every target and in every runtime.
+stops with an error that shows n's name, and runtime/session.py says that name. This uses nothing but the virtual
+machine's own built-ins, so it works on every target and in every runtime.
 """
 
 from __future__ import annotations

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from tvmflow.config import TargetSection
-from tvmflow.errors import TargetError
+from tvmflow.errors import TargetError, did_you_mean
 from tvmflow.host import CPU_FEATURES, cores, host_features
 
 # What every NVIDIA GPU that CUDA 13 knows offers one thread block, without asking for more; TVM would ask the GPU.
@@ -93,10 +92,9 @@ def _check_triple(mtriple: str) -> None:
     known = [str(name) for name in codegen.llvm_get_targets()]
     machine = machine_of(mtriple)
     if machine not in known:
-        near = difflib.get_close_matches(machine, known, n=1)
         raise TargetError(
             f"target.mtriple: LLVM has no architecture `{machine}` (from {mtriple})",
-            f"did you mean `{near[0]}`?" if near else "e.g. aarch64-linux-gnu, x86_64-linux-gnu, riscv64-linux-gnu",
+            did_you_mean(machine, known) or "e.g. aarch64-linux-gnu, x86_64-linux-gnu, riscv64-linux-gnu",
         )
 
 
@@ -106,10 +104,9 @@ def _check_cpu(mcpu: str, mtriple: str) -> None:
 
     known = [str(n) for n in codegen.llvm_get_cpu_archlist(TvmTarget({"kind": "llvm", "mtriple": mtriple}))]
     if mcpu not in known:
-        near = difflib.get_close_matches(mcpu, known, n=3, cutoff=0.4)
         raise TargetError(
             f"target.mcpu: LLVM knows no CPU `{mcpu}` for {mtriple}",
-            f"did you mean {' or '.join(f'`{n}`' for n in near)}?" if near else f"it knows: {', '.join(known)}",
+            did_you_mean(mcpu, known, most=3, cutoff=0.4) or f"it knows: {', '.join(known)}",
         )
 
 

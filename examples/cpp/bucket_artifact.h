@@ -1,5 +1,5 @@
 // An artifact with buckets: a library per bucket, the weights of all of them once. Any sizes that buckets serve are
-// padded, split and cut as in tvmflow/bucket_session.py.
+// padded, split and cut as in tvmflow/runtime/bucket_session.py.
 #pragma once
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // What an artifact with buckets says of sizes: which bucket serves a request, what is padded and split, and what the
-// sizes of outputs are. The same rules as in tvmflow/buckets.py; the standard library is all it needs.
+// sizes of outputs are. The same rules as in tvmflow/runtime/buckets.py; the standard library is all it needs.
 #pragma once
 
 #include <algorithm>

@@ -145,7 +145,8 @@ def build(model_file: Path, folder: Path, plant: str, overrides: dict[str, Any],
 
     `kept` leaves the artifact although it fails that check.
     """
-    from tvmflow import artifact, children, config
+    from tvmflow import artifact, config
+    from tvmflow.children import building
     from tvmflow.errors import NumericsError
 
     cfg = config.of_model(str(model_file), [{"verify": {"enabled": False}}, overrides])
@@ -153,7 +154,7 @@ def build(model_file: Path, folder: Path, plant: str, overrides: dict[str, Any],
     unchecked = mock.patch("tvmflow.audit.check_numerics")
     try:
         with planted(plant, folder), unchecked if kept else contextlib.nullcontext():
-            artifact.write_manifest(folder, children.build(cfg, folder, None))
+            artifact.write_manifest(folder, building.build(cfg, folder, None))
     except NumericsError as exc:
         return exc.message
     return ""

@@ -11,9 +11,11 @@ from pathlib import Path
 import audit_builds
 import pytest
 
-from tvmflow import artifact, audit, external, flow, process, report_audit
+from tvmflow import artifact, audit, flow, process
 from tvmflow.audit import library, machine
+from tvmflow.config import external
 from tvmflow.errors import ArtifactError, AuditError, NumericsError, SetupError
+from tvmflow.report import audit as report_audit
 
 PATHS = {"PYTHONPATH": f"{process.PACKAGE_PARENT}:{Path(__file__).parent}"}
 KEPT = {"graph": {"layout": "keep"}}
@@ -84,7 +86,7 @@ def test_the_config_allows_by_pattern_with_a_reason(messages: dict[str, str], fo
     allow = {"audit": {"allow": {"fused_*_elsewhere": "our own code generator"}}}
     with_reason = manifest.model_copy(update={"config": {**manifest.config, **allow}})
     libraries = [(folder / "partitioned", with_reason)]
-    (found,), _ = process.call("tvmflow.children:audit_libraries", libraries, None, what="audit")
+    (found,), _ = process.call("tvmflow.children.running:audit_libraries", libraries, None, what="audit")
     assert found.findings == ()
     assert "our own code generator" in report_audit.markdown(found)
 

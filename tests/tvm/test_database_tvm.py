@@ -17,8 +17,9 @@ from tvm import te
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
-from tvmflow import database_children, exchange, tasks
-from tvmflow.cli_db import db
+from tvmflow import exchange, tasks
+from tvmflow.children import database as database_children
+from tvmflow.cli.db import db
 from tvmflow.config import NumericsSection
 from tvmflow.database import KeyParts, Provenance, Record, Store, pack, unpack
 from tvmflow.database.metaschedule import TUNING_RECORDS, WORKLOADS, Stated, check_plain

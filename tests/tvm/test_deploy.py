@@ -16,8 +16,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tvmflow
-from tvmflow import runtime, vm
+from tvmflow import runtime
 from tvmflow.errors import InputError, SetupError
+from tvmflow.runtime import vm
 
 ROOT = Path(__file__).resolve().parents[2]
 ROWS, WIDTH = 16, 256

@@ -18,8 +18,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 import tvmflow
 from tvmflow import config, flow
-from tvmflow.bucket_session import BucketSession
 from tvmflow.errors import InputError
+from tvmflow.runtime.bucket_session import BucketSession
 
 ROOT = Path(__file__).resolve().parents[2]
 WORDS, WIDTH = 20, 8

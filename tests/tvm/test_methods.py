@@ -15,7 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
 import tvmflow
-from tvmflow import config, flow, frontend, methods, tasks
+from tvmflow import config, flow, frontend, tasks
+from tvmflow.children import methods
 from tvmflow.config import Config, TargetSection
 from tvmflow.database import Comparison, Match, Provenance, Store
 from tvmflow.database.comparison import COMPARISONS, EDGES

@@ -99,7 +99,8 @@ def tuned_without_a_gpu(model: str, database: str) -> None:
     """Called in a process of its own: a whole session, in which candidates are given times instead of being run."""
     from collections.abc import Sequence
 
-    from tvmflow import config, tuning_children
+    from tvmflow import config
+    from tvmflow.children import tuning
     from tvmflow.tuning.measure import Measured, Measurer
     from tvmflow.tuning.worker import Job
 
@@ -112,11 +113,11 @@ def tuned_without_a_gpu(model: str, database: str) -> None:
         def measure(self, jobs: Sequence[Job], best_s: float | None, turns: int = 1) -> list[Measured]:
             return [Measured((len(job.module_json) * 1e-9,)) for job in jobs]
 
-    tuning_children._check_device = lambda cfg: None  # type: ignore[assignment]
-    tuning_children._measurer = lambda cfg, setting: Clock()  # type: ignore[assignment]
+    tuning._check_device = lambda cfg: None  # type: ignore[assignment]
+    tuning._measurer = lambda cfg, setting: Clock()  # type: ignore[assignment]
     overrides = [{"target": {"kind": "cuda", "arch": "sm_90"}},
                  {"tuning": {"database": database, "trials_per_task": 32}}]  # fmt: skip
-    (found,) = tuning_children.tune([config.of_model(model, overrides)], "*", (1, 1))
+    (found,) = tuning.tune([config.of_model(model, overrides)], "*", (1, 1))
     assert len(found.records) >= 2
 
 

@@ -16,8 +16,9 @@ from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 from tvm.script import relax as R  # noqa: N812 # TVMScript's own name
 
-from tvmflow import config, flow, kernel_check, prepare, tasks
+from tvmflow import config, flow, prepare, tasks
 from tvmflow.build import library, tuned
+from tvmflow.children import kernel_check
 from tvmflow.database import Provenance, Record, Store, pack
 from tvmflow.errors import CompileError, ConfigError, VerifyError
 from tvmflow.graph import passes

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from click.testing import CliRunner
 
-from tvmflow.cli_db import db
+from tvmflow.cli.db import db
 from tvmflow.database import KeyParts, Provenance, Record, pack
 from tvmflow.errors import TvmflowError
 

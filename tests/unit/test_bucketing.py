@@ -14,12 +14,14 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tvmflow import bucket_plot, bucket_proposal, bucket_search, bucketing, observed, report_buckets, size_costs
-from tvmflow.bucket_search import SizeFunction
+from tvmflow import proposal as bucket_proposal
 from tvmflow.cli import cli
-from tvmflow.cli_tables import show
+from tvmflow.cli.tables import show
 from tvmflow.errors import InputError, UsageError
-from tvmflow.observed import Observed
+from tvmflow.proposal import choice as bucketing
+from tvmflow.proposal import observed, plot, search, size_costs, tables
+from tvmflow.proposal.observed import Observed
+from tvmflow.proposal.search import SizeFunction
 
 Sizes = tuple[int, ...]
 NAMES = ("batch", "sequence", "width")
@@ -82,7 +84,7 @@ def test_with_few_combinations_nothing_is_better(requests: dict[Sizes, int], mos
 
 @pytest.mark.parametrize("seed", range(12))
 def test_local_search_finds_the_best_of_small_cases(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bucket_search, "EXHAUSTIVE", 0)
+    monkeypatch.setattr(search, "EXHAUSTIVE", 0)
     rng = np.random.default_rng(seed)
     rows = sorted({(int(b), int(s)) for b, s in zip(rng.integers(1, 5, 9), 16 * rng.integers(1, 6, 9), strict=True)})
     counts = [int(count) for count in rng.integers(1, 50, len(rows))]
@@ -271,7 +273,7 @@ def test_all_combinations_are_named_by_dimension() -> None:
 @pytest.mark.parametrize("dims", [1, 2, 3])
 def test_plots_and_tables_show_every_bucket(dims: int, capsys: pytest.CaptureFixture[str]) -> None:
     found = found_for(dims)
-    drawn = ElementTree.fromstring(bucket_plot.svg(found))
+    drawn = ElementTree.fromstring(plot.svg(found))
     texts = [node.text for node in drawn.iter("{http://www.w3.org/2000/svg}text")]
     assert {"time per request", *found.proposal.dims} <= set(texts)
     width, height = float(drawn.get("width") or 0), float(drawn.get("height") or 0)
@@ -280,7 +282,7 @@ def test_plots_and_tables_show_every_bucket(dims: int, capsys: pytest.CaptureFix
         assert 0 < float(node.get("cy") or 0) < height
     if dims == 2:
         assert {"x".join(map(str, bucket.sizes)) for bucket in found.proposal.buckets} <= set(texts)
-    show(report_buckets.rendered(found))
+    show(tables.rendered(found))
     out = capsys.readouterr().out
     for bucket in found.proposal.buckets:
         assert any(line.split()[:dims] == [*map(str, bucket.sizes)] for line in out.splitlines())

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tvmflow import config, flow
-from tvmflow.buckets import Chooser, dims_of, size_of
+from tvmflow import config
 from tvmflow.errors import ConfigError, InputError
+from tvmflow.flow import tuning
 from tvmflow.manifest import Padding
+from tvmflow.runtime.buckets import Chooser, dims_of, size_of
 
 BATCHES, LENGTHS = (1, 2, 4, 8), (16, 32, 64)
 PRODUCT = [{"batch": batch, "length": length} for batch in BATCHES for length in LENGTHS]
@@ -155,6 +156,6 @@ def test_buckets_that_make_no_sense_are_refused(shapes: str, message: str, tmp_p
 
 def test_two_configs_of_one_model_are_two_models(tmp_path: Path) -> None:
     small, large = (config.load(written(tmp_path, f"dims = {{ batch = {size} }}")) for size in (1, 4))
-    listed = flow._per_bucket([small, large, config.load(written(tmp_path, "buckets = { batch = [2, 8] }"))])
+    listed = tuning.per_bucket([small, large, config.load(written(tmp_path, "buckets = { batch = [2, 8] }"))])
     assert [cfg.shapes.dims["batch"] for _, cfg in listed] == [1, 4, 2, 8]
     assert [name for name, _ in listed] == ["f", "f", "f batch-2", "f batch-8"]

@@ -11,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 from database_records import parts_of, record_of, tvmflow_db
 
-from tvmflow.cli_db import db
+from tvmflow.cli.db import db
 from tvmflow.database import Record, Store
 from tvmflow.errors import DatabaseError, UsageError
 

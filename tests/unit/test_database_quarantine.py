@@ -13,7 +13,7 @@ from database_records import parts_of, record_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tvmflow.cli_db import db
+from tvmflow.cli.db import db
 from tvmflow.database import Store, fingerprint
 from tvmflow.database.merge import merge
 from tvmflow.database.quarantine import LIMIT, QUARANTINE, Accusation, charged, limited

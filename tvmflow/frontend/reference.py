@@ -15,7 +15,7 @@ from typing import Any, Literal
 import ml_dtypes
 import numpy as np
 
-from tvmflow.errors import ReferenceRunError
+from tvmflow.errors import ReferenceRunError, first_line
 
 Feeds = Mapping[str, np.ndarray[Any, Any]]
 Arrays = list[np.ndarray[Any, Any]]
@@ -46,7 +46,7 @@ def _run(path: Path, call: Callable[[dict[str, Any]], Arrays], feeds: Sequence[F
     try:
         return [call(dict(feed)) for feed in feeds]
     except Exception as exc:  # a reference raises whatever it likes; all of it is its verdict on these inputs
-        raise ReferenceRunError(f"{path}: the reference fails on these inputs: {_said(exc)}",
+        raise ReferenceRunError(f"{path}: the reference fails on these inputs: {first_line(exc)[:500]}",
                               "give inputs that fit the model, e.g. by verify.ranges or verify.inputs") from exc
 
 
@@ -59,8 +59,9 @@ def _onnxruntime(path: Path) -> Callable[[dict[str, Any]], Arrays]:
     try:
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as exc:  # its exceptions have no base class of their own
-        raise ReferenceRunError(f"{path}: ONNX Runtime cannot load the model: {_said(exc)}",
-                              'try verify.reference = "onnx"', _said(exc)) from exc
+        reason = first_line(exc)[:500]
+        raise ReferenceRunError(f"{path}: ONNX Runtime cannot load the model: {reason}",
+                              'try verify.reference = "onnx"', reason) from exc
     names = [output.name for output in session.get_outputs()]
     unique = list(dict.fromkeys(names))
 
@@ -94,7 +95,8 @@ def _onnx_reference(path: Path) -> Callable[[dict[str, Any]], Arrays]:
     try:
         evaluator = ReferenceEvaluator(onnx.load(path))
     except Exception as exc:  # it raises whatever its parts raise
-        raise ReferenceRunError(f"{path}: onnx's reference implementation cannot load the model: {_said(exc)}",
+        reason = first_line(exc)[:500]
+        raise ReferenceRunError(f"{path}: onnx's reference implementation cannot load the model: {reason}",
                               "verify with another reference, or give verify.enabled = false by name") from exc
 
     def call(feed: dict[str, Any]) -> Arrays:
@@ -103,9 +105,3 @@ def _onnx_reference(path: Path) -> Callable[[dict[str, Any]], Arrays]:
             return [np.asarray(value) for value in evaluator.run(None, feed)]
 
     return call
-
-
-def _said(exc: BaseException) -> str:
-    """The first line of an exception's message, or its type where it has none."""
-    lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
-    return (lines[0] if lines else type(exc).__name__)[:500]

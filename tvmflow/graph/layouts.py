@@ -10,7 +10,7 @@ import tvm
 from tvm import relax
 from tvm.tirx import IntImm
 
-from tvmflow.errors import BudgetError
+from tvmflow.errors import BudgetError, last_line
 from tvmflow.graph import needless
 from tvmflow.graph.cancel import axes_of
 from tvmflow.graph.passes import AfterStep, has_convolution, layout_steps, run, simplify_steps
@@ -65,7 +65,7 @@ def _chosen(mod: tvm.IRModule, wanted: str, measured: Measured | None, after: Af
     except Exception as exc:
         if wanted == "nhwc":
             raise
-        return LayoutChoice("keep", f"ConvertLayout failed: {_first_line(exc)}", kept, before)
+        return LayoutChoice("keep", f"ConvertLayout failed: {last_line(exc)[:200]}", kept, before)
     changed = transforms_of(converted)
     if wanted == "nhwc":
         return LayoutChoice("nhwc", "asked for", converted, changed)
@@ -217,7 +217,3 @@ def _edge_bytes(mod: tvm.IRModule) -> int:
 def _outputs(function: relax.Function) -> list[relax.Var]:
     result = function.body.body
     return list(result.fields) if isinstance(result, relax.Tuple) else [result]
-
-
-def _first_line(exc: Exception) -> str:
-    return str(exc).strip().splitlines()[-1][:200]

@@ -10,7 +10,6 @@ None leaves that call as it is.
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import sys
@@ -25,7 +24,7 @@ from tvm.tirx import IntImm, PrimFunc
 
 from tvmflow.artifact import file_entry
 from tvmflow.config import KernelSection
-from tvmflow.errors import ConfigError
+from tvmflow.errors import ConfigError, did_you_mean, first_line
 from tvmflow.kernels.default import RULE_ATTR
 
 USER_ATTR = "tvmflow.user_kernel"  # on a function of the user's: the name it has in the config
@@ -116,7 +115,7 @@ def function_for(kernel: UserKernel, call: Call) -> PrimFunc | None:
         made = kernel.function(call)
     except Exception as exc:
         exc.add_note(f"asked for {call}")
-        raise ConfigError(f"{kernel}: failed for {call}: {type(exc).__name__}: {_first_line(exc)}{_place(exc)}",
+        raise ConfigError(f"{kernel}: failed for {call}: {type(exc).__name__}: {first_line(exc)[:300]}{_place(exc)}",
                           "mend the function, or let it return None for what it cannot do") from exc  # fmt: skip
     if made is None:
         return None
@@ -149,13 +148,13 @@ def _function(place: str, section: KernelSection) -> Callable[[Call], object]:
             raise ConfigError(f"{place}.entry: no module `{exc.name}` in {section.folder} or on the Python path",
                               f"give the module as seen from {place}.folder") from None  # fmt: skip
         raise ConfigError(f"{place}.entry: importing `{module_name}` failed: {type(exc).__name__}: "
-                          f"{_first_line(exc)}{_place(exc)}", "mend the module; it must import on its own"
+                          f"{first_line(exc)[:300]}{_place(exc)}", "mend the module; it must import on its own"
                           ) from exc  # fmt: skip
     function = getattr(module, function_name, None)
     if not callable(function) or isinstance(function, PrimFunc):
-        near = difflib.get_close_matches(function_name, [n for n, v in vars(module).items() if inspect.isfunction(v)])
+        functions = [n for n, v in vars(module).items() if inspect.isfunction(v)]
         raise ConfigError(f"{place}.entry: {module.__file__} has no function `{function_name}`",
-                          f"did you mean `{near[0]}`?" if near else
+                          did_you_mean(function_name, functions) or
                           "name a function that takes a Call and returns a PrimFunc or a Schedule")  # fmt: skip
     return function  # type: ignore[no-any-return] # a user's function has no types of ours
 
@@ -174,10 +173,9 @@ def _meanings(place: str, name: str) -> tuple[Pattern, ...]:
     full = name if name.startswith("relax.") else f"relax.{name}"
     known = [str(op) for op in tvm.ir.Op.list_op_names() if str(op).startswith("relax.")]
     if full not in known:
-        near = difflib.get_close_matches(full, [*known, *(f"relax.{c}" for c in COMPOSITES)], n=3)
-        suggestions = " or ".join(f"`{n.removeprefix('relax.')}`" for n in near)
+        meant = did_you_mean(full, [*known, *(f"relax.{c}" for c in COMPOSITES)], most=3).replace("`relax.", "`")
         raise ConfigError(f"{place}.replaces: Relax has no operator `{name}`",
-                          f"did you mean {suggestions}?" if near else "`tvmflow compile --dump-ir` shows the operators")
+                          meant or "`tvmflow compile --dump-ir` shows the operators")
     return (Pattern((full,)),)
 
 
@@ -210,10 +208,6 @@ def _check_signature(kernel: UserKernel, function: PrimFunc, call: Call) -> None
             shown = got if got is not None else "no buffer of fixed shape"
             raise ConfigError(f"{kernel}: {role} is {shown}, {call} needs {want}",
                               "take shapes and dtypes from the Call, or return None for what does not fit")  # fmt: skip
-
-
-def _first_line(exc: BaseException) -> str:
-    return (str(exc).strip().splitlines() or [""])[0][:300]
 
 
 def _place(exc: BaseException) -> str:

@@ -88,7 +88,7 @@ def load_program(path: Path) -> Source:
         program = torch.export.load(path)
     except Exception as exc:
         raise ModelError(
-            f"{path}: not a readable torch.export program: {type(exc).__name__}: {_first_line(exc)}",
+            f"{path}: not a readable torch.export program: {type(exc).__name__}: {_first_lines(exc)}",
             f"write it again with torch.export.save; this is torch {torch.__version__}, which reads programs of"
             " its own and earlier versions", traceback.format_exc()) from exc
     placeholders = tensor_placeholders(program)
@@ -241,7 +241,7 @@ def _user_error(what: str, exc: BaseException) -> ModelError:
 
 def said(exc: BaseException) -> str:
     """An exception's kind, message and place in the user's code."""
-    return f"{type(exc).__name__}: {_first_line(exc)}{_user_place(exc)}"
+    return f"{type(exc).__name__}: {_first_lines(exc)}{_user_place(exc)}"
 
 
 def _user_place(exc: BaseException) -> str:
@@ -253,7 +253,7 @@ def _user_place(exc: BaseException) -> str:
     return f' (at {frames[-1].filename}:{frames[-1].lineno}: "{frames[-1].line}")' if frames else ""
 
 
-def _first_line(exc: BaseException) -> str:
-    """The message's first line; PyTorch's own often say what is wrong in the one after it."""
+def _first_lines(exc: BaseException) -> str:
+    """The message's first line, or two; PyTorch's own often say what is wrong in the one after it."""
     lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
     return " ".join(lines[:2] if lines and lines[0].endswith(("!", ":", '"+dynamic".')) else lines[:1])[:400]

@@ -1,0 +1,47 @@
+"""The command `audit`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from tvmflow.cli import options
+from tvmflow.cli.tables import progress, show_either, write_text
+
+
+@click.command()
+@click.argument("artifact", type=click.Path(path_type=Path))
+@click.option("--time", "timed", is_flag=True, help="Run it here, on a CPU, and give each kernel's share of the time.")
+@click.option("--model", type=click.Path(path_type=Path), help="For --time: the model, if it was moved.")
+@click.option("--markdown", type=click.Path(path_type=Path, allow_dash=True), metavar="FILE",
+              help="Write the report as Markdown; - is standard output.")
+@options.as_json
+@options.debug
+def audit(artifact: Path, timed: bool, model: Path | None, markdown: Path | None, as_json: bool, debug: bool
+          ) -> None:  # fmt: skip
+    """Show what is inside ARTIFACT, read from its code, and fail where something is there that should not be.
+
+    \b
+    external calls   what the library calls or needs beyond its own kernels, against [audit] allow
+    kernels          where each one's schedule comes from; one without a schedule is a fault
+    layouts          transposes before and after the graph passes; needless ones are a fault
+    CUDA resources   registers, shared memory, spills, theoretical occupancy and what limits it
+    numerics         [numerics] against LLVM's IR, PTX and the machine code of CPU and GPU
+
+    Nothing is run (but for --time), and no GPU is needed. Exit code 0: no fault; 16: faults, each with what to do.
+    """
+    from rich.console import Group
+
+    from tvmflow import audit as audits
+    from tvmflow import flow
+    from tvmflow.report import audit as report_audit
+
+    with progress("auditing"):
+        found = flow.audit_artifact(artifact, timed, model)
+    if markdown is not None:
+        write_text("--markdown", markdown, "\n".join(map(report_audit.markdown, found.values())))
+    if as_json or markdown is None:
+        plain = {name: one.model_dump(mode="json") for name, one in found.items()}
+        show_either(Group(*map(report_audit.rendered, found.values())), plain.get("", {"buckets": plain}), as_json)
+    audits.check(found)

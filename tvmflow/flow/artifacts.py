@@ -1,0 +1,153 @@
+"""What is done with an artifact: run, verify, attribute, bisect, audit, time."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeAlias
+
+import numpy as np
+
+from tvmflow import artifact, bench, config, frontend, in_model, npz, process, proof, verify
+from tvmflow.audit import Audit
+from tvmflow.buckets import proof as bucket_proof
+from tvmflow.config import Config
+from tvmflow.errors import ArtifactError, CompileError, ModelError, UsageError
+from tvmflow.findings import Attribution, Bisection
+from tvmflow.flow import compiling
+from tvmflow.manifest import Bundle, Described, Manifest, Verdict
+from tvmflow.proof import attribution, bisection
+from tvmflow.proof.step_search import Subject
+
+Feeds: TypeAlias = Mapping[str, np.ndarray]
+
+
+def verify_artifact(path: Path, model: Path | None, overrides: config.Overrides, on_event: proof.OnEvent) -> Verdict:
+    """Holds an artifact's outputs against its model's; `model` is where that lies now, if it was moved."""
+    with artifact.opened_any(path) as (folder, manifest):
+        cfg = _config_of(manifest, model, overrides)
+        if isinstance(manifest, Manifest):
+            return proof.verdict(cfg, folder, manifest, on_event)[0]
+        return bucket_proof.verdict(cfg, folder, manifest, bucket_proof.exact(cfg, folder, manifest, on_event))
+
+
+def attribute_artifact(
+    path: Path, model: Path | None, overrides: config.Overrides, on_event: proof.OnEvent
+) -> Attribution:
+    """Splits the difference between an artifact's outputs and its model's by who made it."""
+    with artifact.opened(path) as (folder, manifest):
+        cfg = _config_of(manifest, model, overrides)
+        return attribution.attribute(cfg, folder, manifest, on_event)
+
+
+def bisect_artifact(
+    path: Path, model: Path | None, overrides: config.Overrides, out: Path, on_event: proof.OnEvent
+) -> Bisection:
+    """Finds what makes an artifact's values wrong; `out` is a folder for a reproducer."""
+    with artifact.opened(path) as (folder, manifest):
+        cfg = _config_of(manifest, model, overrides)
+        return bisection.bisect(Subject(cfg, folder, manifest), out, on_event)
+
+
+def bisect_config(cfg: Config, out: Path, on_event: proof.OnEvent) -> Bisection:
+    """Finds what makes the values of a config's library wrong, or its tuning records ones that cannot be built."""
+    unchecked = cfg.model_copy(update={"verify": cfg.verify.model_copy(update={"enabled": False})})
+    options, failure = compiling.Options(on_event=on_event), ""
+    with tempfile.TemporaryDirectory(prefix="tvmflow-") as name:
+        folder = Path(name)
+        try:
+            manifest = compiling.build(unchecked, folder, options)
+        except CompileError as exc:
+            if cfg.tuning.database is None:
+                raise
+            failure = exc.message
+            untuned = cfg.tuning.model_copy(update={"database": None})
+            manifest = compiling.build(unchecked.model_copy(update={"tuning": untuned}), folder, options)
+        return bisection.bisect(Subject(cfg, folder, manifest, failure, fresh=not failure), out, on_event)
+
+
+def run_artifact(
+    path: Path, inputs: Path | int, outputs: Path | None, threads: int | None, sizes: Mapping[str, int] | None = None
+) -> dict[str, np.ndarray]:
+    """Runs an artifact on the arrays of an .npz file, or on inputs drawn with a seed; `outputs` is an .npz to write.
+
+    `sizes` are those of open dimensions to draw for.
+    """
+    with artifact.opened_any(path) as (folder, manifest):
+        feeds = npz.read(inputs) if isinstance(inputs, Path) else _drawn(manifest, inputs, sizes or {})
+        (results,) = proof.run(folder, manifest, [feeds], threads, ArtifactError)
+    named = dict(zip((spec.name for spec in manifest.signature.outputs), results, strict=True))
+    if outputs is not None:
+        npz.write(outputs, named)
+    return named
+
+
+def audit_artifact(path: Path, timed: bool, model: Path | None) -> dict[str, Audit]:
+    """Reads what is inside an artifact, per bucket. `timed` runs it on inputs that its model accepts, for each kernel's
+    share."""
+    with artifact.opened_any(path) as (folder, manifest):
+        libraries = artifact.libraries(folder, manifest)
+        seconds: list[dict[str, float]] | None = None
+        if timed:
+            if manifest.target.kind == "cuda":
+                raise UsageError("--time measures kernels on a CPU, not on a GPU", "leave it out")
+            feeds = [proof.accepted(_first_seed(one, model), one) for _, one in libraries]
+            seconds = in_model.kernel_seconds(*zip((place for place, _ in libraries), feeds, strict=True))
+        found, _ = process.call("tvmflow.children.running:audit_libraries", libraries, seconds,
+                                what="auditing the library", error=ArtifactError, env=proof.RUN_ENV)  # fmt: skip
+    return dict(zip((place.name if isinstance(manifest, Bundle) else "" for place, _ in libraries), found, strict=True))
+
+
+def bench_artifact(
+    path: Path, model: Path | None, threads: int | None, budget_s: float, on_event: proof.OnEvent
+) -> dict[str, tuple[bench.Samples, ...]]:
+    """Times an artifact beside ONNX Runtime or eager PyTorch: same inputs, same threads, in turns, in one process.
+
+    With buckets, each of them takes its part of `budget_s`; the samples are by bucket.
+    """
+    measured = {}
+    with artifact.opened_any(path) as (folder, manifest):
+        libraries = artifact.libraries(folder, manifest)
+        for place, one in libraries:
+            name = place.name if isinstance(manifest, Bundle) else ""
+            on_event(f"timing {name or one.name}")
+            cfg = _first_seed(one, model)
+            samples, _ = process.call(
+                "tvmflow.children.running:time_beside_peer", cfg, place, proof.accepted(cfg, one), threads,
+                budget_s / len(libraries), what="timing the library", error=ArtifactError,
+                env={} if frontend.is_torch(cfg) else proof.RUN_ENV, torch=frontend.is_torch(cfg),
+            )  # fmt: skip
+            measured[name] = tuple(samples)
+    return measured
+
+
+def _drawn(manifest: Manifest | Bundle, seed: int, sizes: Mapping[str, int]) -> Feeds:
+    """Inputs drawn with a seed, for the smallest bucket where `sizes` say nothing else."""
+    section = config.from_json(manifest.config).verify
+    dims = {size for spec in manifest.signature.inputs for size in spec.shape if isinstance(size, str)}
+    for name in sizes:
+        if name not in dims:
+            raise UsageError(f"--dim {name}: {manifest.name} has no open dimension `{name}`",
+                             f"it has: {', '.join(sorted(dims)) or 'none'}")  # fmt: skip
+    smallest = manifest.buckets[0].dims if isinstance(manifest, Bundle) else {}
+    stated = {name: (size,) for name, size in {**smallest, **sizes}.items()}
+    section = section.model_copy(update={"dims": {**section.dims, **stated}})
+    return next(verify.candidates(manifest.signature, section, seed)).inputs
+
+
+def _first_seed(manifest: Manifest, model: Path | None) -> Config:
+    return _config_of(manifest, model, [{"verify": {"seeds": [0]}}])
+
+
+def _config_of(manifest: Described, model: Path | None, overrides: config.Overrides) -> Config:
+    """The config an artifact was built with; its model must be the very file it was built from."""
+    extra = [{"model": {"path": str(model.resolve())}}] if model is not None else []
+    where = model or Path(str(manifest.config["model"]["path"] or "."))
+    if not where.exists():
+        raise ModelError(f"{where}: the model that {manifest.name} was compiled from is not there",
+                         "name its place with --model")  # fmt: skip
+    cfg = config.from_dict(manifest.config, [*extra, *overrides], source=f"config of {manifest.name}")
+    if cfg.model.path:
+        artifact.check_source(cfg.model.path, manifest)
+    return cfg

@@ -1,0 +1,116 @@
+"""A loaded artifact with buckets: requests of any sizes are padded to the smallest bucket that fits, or split."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from tvmflow.manifest import Bundle, Signature, TensorSpec
+from tvmflow.runtime import buckets, vm
+from tvmflow.runtime import inputs as inputs_
+from tvmflow.runtime.buckets import Chooser, Piece
+from tvmflow.runtime.session import Into, Session, as_array
+
+
+class BucketSession:
+    """The loaded libraries of all buckets, which share their weights. Any number of threads may run it at once."""
+
+    def __init__(self, manifest: Bundle, sessions: Sequence[Session]) -> None:
+        """`sessions` are those of the manifest's buckets, in their order."""
+        self.manifest = manifest
+        self.sessions = tuple(sessions)
+        self.threads = sessions[0].threads
+        self._device = vm.CUDA if manifest.target.kind == "cuda" else vm.CPU
+        self._dims = tuple(manifest.buckets[0].dims)
+        self._places = {dim: _place(manifest.signature, dim) for dim in self._dims}
+        self._chooser = Chooser([bucket.dims for bucket in manifest.buckets], manifest.padding)
+        self._by_sizes = {tuple(bucket.dims.values()): index for index, bucket in enumerate(manifest.buckets)}
+        self._output_sizes = buckets.output_sizes(self.signature)
+
+    @property
+    def signature(self) -> Signature:
+        return self.manifest.signature
+
+    def run(self, inputs: Mapping[str, Any], into: Into | None = None) -> dict[str, Any]:
+        """Like `Session.run`, for any sizes that buckets serve.
+
+        What does not fill a bucket is padded with the config's values and the outputs are cut to their own sizes;
+        what is larger than the largest bucket is split where rows are independent. Raises InputError, naming the
+        dimension, for sizes that can be neither padded nor split.
+        """
+        names = (spec.name for spec in self.signature.outputs)
+        return dict(zip(names, self.run_list(inputs, into), strict=True))
+
+    def run_list(self, inputs: Mapping[str, Any], into: Into | None = None) -> list[Any]:
+        """Like `run`, with the outputs as a list in the signature's order."""
+        values = {name: as_array(name, value, self._device) for name, value in inputs.items()}
+        inputs_.check(self.signature, values)
+        sizes = {dim: int(values[name].shape[axis]) for dim, (name, axis) in self._places.items()}
+        exact = self._by_sizes.get(tuple(sizes.values()))
+        if exact is not None:
+            return self.sessions[exact].run_list(values, into)
+        pieces = self._chooser.pieces(sizes)
+        buckets.check_outputs(self.signature, self._output_sizes, sizes)
+        arrays = {name: self._on_cpu(value) for name, value in values.items()}
+        outputs = self._joined(pieces, sizes, [self._run_piece(piece, arrays) for piece in pieces])
+        return outputs if into is None else [into(vm.to_device(vm.to_tensor(out), self._device)) for out in outputs]
+
+    def run_in(self, index: int, inputs: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """Runs one bucket, given by its index, on arrays that it holds, padded to it; the outputs are cut likewise."""
+        sizes = {dim: int(inputs[name].shape[axis]) for dim, (name, axis) in self._places.items()}
+        return self._run_piece(Piece(index, {}, sizes), inputs)
+
+    def _run_piece(self, piece: Piece, arrays: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+        """The outputs of one piece, cut to the sizes that follow from its own."""
+        held = self.manifest.buckets[piece.bucket].dims
+        feeds = {spec.name: self._part(spec, arrays[spec.name], piece, held) for spec in self.signature.inputs}
+        outputs = self.sessions[piece.bucket].run_list(feeds)
+        return buckets.cut(outputs, self._output_sizes, piece.sizes)
+
+    def _part(self, spec: TensorSpec, array: np.ndarray, piece: Piece, held: Mapping[str, int]) -> np.ndarray:
+        """A piece of one input, padded to the bucket."""
+        spans = tuple(_span(size, piece) for size in spec.shape)
+        return padded_to(spec, array[spans], held, self.manifest.pad.get(spec.name, 0))
+
+    def _joined(self, pieces: Sequence[Piece], sizes: Mapping[str, int], parts: Sequence[list[np.ndarray]]
+                ) -> list[np.ndarray]:  # fmt: skip
+        """The outputs of the whole request from those of its pieces."""
+        if len(pieces) == 1:
+            return parts[0]
+        outputs = []
+        for index, spec in enumerate(self.signature.outputs):
+            whole = np.empty([size(sizes) for size in self._output_sizes[index]], parts[0][index].dtype)
+            for piece, part in zip(pieces, parts, strict=True):
+                whole[tuple(_span(size, piece) for size in spec.shape)] = part[index]
+            outputs.append(whole)
+        return outputs
+
+    def _on_cpu(self, value: Any) -> np.ndarray:
+        if isinstance(value, np.ndarray):
+            return value
+        return vm.to_numpy(value, str(value.dtype), value.device.dlpack_device_type())
+
+
+def padded_to(spec: TensorSpec, array: np.ndarray, sizes: Mapping[str, int], value: float) -> np.ndarray:
+    """One input at the sizes given, `value` standing behind what it holds; itself where it has them."""
+    shape = tuple(sizes[size] if isinstance(size, str) else size for size in spec.shape)
+    if array.shape == shape:
+        return array
+    padded = vm.aligned(shape, array.dtype)
+    padded.fill(value)
+    padded[tuple(map(slice, array.shape))] = array
+    return padded
+
+
+def _place(signature: Signature, dim: str) -> tuple[str, int]:
+    """The first input, and its axis, that has a dimension."""
+    return next((spec.name, axis) for spec in signature.inputs for axis, size in enumerate(spec.shape) if size == dim)
+
+
+def _span(size: int | str, piece: Piece) -> slice:
+    """Where a piece lies along an axis of a size: in the dimensions that are split, else all of it."""
+    if not isinstance(size, str) or size not in piece.start:
+        return slice(None)
+    return slice(piece.start[size], piece.start[size] + piece.sizes[size])
