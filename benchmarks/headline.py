@@ -1,7 +1,9 @@
 """The eleven headline models beside ONNX Runtime and stock TVM, built with the committed tuning database.
 
-    python benchmarks/headline.py [MODEL ...]       # tuned: kernels from tuning_db/; needs `make models`
-    python benchmarks/untuned.py [MODEL ...]        # the same without a database
+    python benchmarks/headline.py [--threads 2] [--no-stock] [MODEL ...]      # tuned: kernels from tuning_db/
+    python benchmarks/untuned.py [--threads 2] [--no-stock] [MODEL ...]       # the same without a database
+
+Both need `make models`.
 
 Each model is compiled and verified, then timed in a process of its own: our library and ONNX Runtime in turns, at equal
 threads, medians; then stock TVM (its default `llvm` pipeline on the module that we import), which is too slow to take
@@ -10,6 +12,7 @@ turns. The slowest kernels are those of one run, timed call by call inside the m
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import subprocess
@@ -27,15 +30,14 @@ from tvmflow.host import cpu_name
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = ("resnet50", "effnet_lite0", "minilm_l6", "ppocr_rec", "ppocr_det", "realesr_fp32", "crepe_tiny",
           "smollm2_135m", "silero_ifless", "magika", "basic_pitch")  # fmt: skip
-THREADS = 2
 SECONDS = 8.0
 STOCK_RUNS = 3
 
 
-def compiled(model: str, database: Path | None, folder: Path) -> tuple[Path, float]:
+def compiled(model: str, database: Path | None, threads: int, folder: Path) -> tuple[Path, float]:
     """The verified artifact of a model, and the seconds that it took."""
     out = folder / f"{model}.tvmflow"
-    settings = {"target": {"threads": THREADS}, "tuning": {"database": database and str(database)}}
+    settings = {"target": {"threads": threads}, "tuning": {"database": database and str(database)}}
     started = time.monotonic()
     flow.compile_model(config.load(ROOT / "configs" / f"{model}.toml", [settings]), out)
     return out, time.monotonic() - started
@@ -47,7 +49,7 @@ def stock_s(cfg: config.Config, feeds: dict[str, Any]) -> float:
 
     from tvmflow.target import resolve, to_tvm
 
-    target = to_tvm(resolve(config.TargetSection(threads=THREADS)), {})
+    target = to_tvm(resolve(cfg.target), {})
     with tvm.transform.PassContext(opt_level=3):
         built = tvm.compile(frontend.load(cfg).mod, target=target)
     machine = tvm.relax.VirtualMachine(built, tvm.cpu())
@@ -60,35 +62,42 @@ def stock_s(cfg: config.Config, feeds: dict[str, Any]) -> float:
     return statistics.median(seconds)
 
 
-def time_model(artifact: Path) -> None:
+def time_model(artifact: Path, stock: bool) -> None:
     """Prints the figures of one artifact as JSON."""
-    manifest = runtime.load(artifact, THREADS).manifest
+    manifest = runtime.load(artifact).manifest
     cfg = config.from_dict(manifest.config, [{"verify": {"seeds": [0]}}], source=str(artifact))
     feeds = proof.accepted(cfg, manifest)
-    ours, peer = running.time_beside_peer(cfg, artifact, feeds, THREADS, SECONDS)
+    ours, peer = running.time_beside_peer(cfg, artifact, feeds, manifest.target.threads, SECONDS)
     (kernels,) = running.kernel_times([(artifact, feeds)])
     tuned = sum(kernels.get(kernel.name, 0.0) for kernel in manifest.kernels if kernel.origin == "tuned")
     slowest = sorted(((kernels.get(k.name, 0.0), k.name) for k in manifest.kernels), reverse=True)[:3]
     print(json.dumps({
         "ours_s": ours.median_s, "peer_s": peer.median_s, "tuned": tuned / sum(kernels.values()),
-        "stock_s": stock_s(cfg, {spec.name: feeds[spec.name] for spec in manifest.signature.inputs}),
+        "stock_s": stock_s(cfg, {spec.name: feeds[spec.name] for spec in manifest.signature.inputs}) if stock else 0.0,
         "slowest": ", ".join(f"{name} {seconds * 1e3:.2f}" for seconds, name in slowest),
     }))  # fmt: skip
 
 
 def main(database: Path | None) -> None:
-    if sys.argv[1:2] == ["--time"]:
-        time_model(Path(sys.argv[2]))
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", metavar="MODEL")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--no-stock", action="store_true", help="leave stock TVM out, which takes minutes")
+    parser.add_argument("--time", type=Path, help=argparse.SUPPRESS)  # of a process of its own
+    arguments = parser.parse_args()
+    if arguments.time:
+        time_model(arguments.time, not arguments.no_stock)
         return
     versions = ", ".join(f"{name} {version(name)}" for name in ("apache-tvm", "onnxruntime"))
-    print(f"{cpu_name()}; {THREADS} threads; {versions}\n")
+    print(f"{cpu_name()}; {arguments.threads} threads; {versions}\n")
     print("| model | compile s | tvmflow ms | ONNX Runtime ms | ratio | stock TVM ms | tuned | slowest kernels, ms |")
     print("|---|---|---|---|---|---|---|---|", flush=True)
     ratios = []
     with tempfile.TemporaryDirectory() as name:
-        for model in sys.argv[1:] or MODELS:
-            artifact, seconds = compiled(model, database, Path(name))
-            done = subprocess.run([sys.executable, sys.argv[0], "--time", artifact], check=True, stdout=subprocess.PIPE)
+        for model in arguments.models or MODELS:
+            artifact, seconds = compiled(model, database, arguments.threads, Path(name))
+            words = [sys.executable, sys.argv[0], "--time", artifact, *(["--no-stock"] if arguments.no_stock else [])]
+            done = subprocess.run(words, check=True, stdout=subprocess.PIPE)
             found = json.loads(done.stdout.splitlines()[-1])
             ratios.append(found["ours_s"] / found["peer_s"])
             print(f"| {model} | {seconds:.1f} | {found['ours_s'] * 1e3:.3f} | {found['peer_s'] * 1e3:.3f} "
