@@ -18,7 +18,7 @@ from tvmflow.manifest import Manifest, Signature
 from tvmflow.runtime import inputs as inputs_
 from tvmflow.runtime import vm
 
-COPIED_BYTES = 4096  # smaller inputs and outputs are copied: that costs less than to hand them over
+COPIED = 1024  # elements; smaller inputs and outputs are copied: that costs less than to hand them over
 Into = Callable[[Any], Any]
 
 
@@ -136,9 +136,10 @@ class Session:
     def _argument(self, machine: vm.Machine, index: int, value: Any) -> Any:
         """An input as a tensor: itself where the kernels can read it in place, else a copy."""
         if isinstance(value, np.ndarray):
+            if value.size < COPIED or self._device == vm.CUDA:
+                return machine.copied(index, value)
             flags = value.flags
-            if (value.nbytes < COPIED_BYTES or self._device == vm.CUDA or not flags.c_contiguous
-                    or not flags.writeable):  # fmt: skip
+            if not flags.c_contiguous or not flags.writeable:
                 return machine.copied(index, value)
             tensor = tvm_ffi.from_dlpack(value)
             return tensor if tensor.data_ptr() % ALIGNMENT == 0 else machine.copied(index, value)
@@ -168,19 +169,21 @@ class Session:
 
         A large one is the run time's memory itself, unless that is an input, a weight, or another output too.
         """
-        taken = {tensor.data_ptr() for tensor in args}
+        taken: set[int] | None = None  # where the inputs lie, and the large outputs so far
         results = []
         for tensor, dtype in zip(outputs, self._output_dtypes, strict=True):
-            place = tensor.data_ptr()
-            own = place not in taken and place not in self._constant_places
-            taken.add(place)
+            own = False
+            if tensor.numel() >= COPIED:  # smaller constants of the model are the library's own memory
+                if taken is None:
+                    taken = {arg.data_ptr() for arg in args}
+                place = tensor.data_ptr()
+                own = place not in taken and place not in self._constant_places
+                taken.add(place)
             if into is None:
                 array = vm.to_numpy(tensor, dtype, self._device)
-                # Small constants of the model are the library's own memory.
-                shared = self._device == vm.CPU and (not own or array.nbytes < COPIED_BYTES)
-                results.append(array.copy() if shared else array)
+                results.append(array if own or self._device == vm.CUDA else array.copy())
             else:
-                results.append(into(tensor if own and tensor.numel() >= COPIED_BYTES else vm.clone(tensor)))
+                results.append(into(tensor if own else vm.clone(tensor)))
         return results
 
 

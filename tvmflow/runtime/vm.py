@@ -130,7 +130,8 @@ class Weights:
 
 def items(values: Any) -> list[Any]:
     """The items of the run time's array; several times as fast as to iterate over it."""
-    return [_function("ffi.ArrayGetItem")(values, index) for index in range(len(values))]
+    item = _function("ffi.ArrayGetItem")
+    return [item(values, index) for index in range(len(values))]
 
 
 def to_tensor(array: np.ndarray) -> Any:
