@@ -100,6 +100,23 @@ def test_constants_leave_the_library() -> None:
     assert constants.SMALLEST_BYTES <= ALIGNMENT
 
 
+def test_equal_constants_leave_the_library_once() -> None:
+    ones, flat, twos = (np.full(shape, value, "f4") for shape, value in (((4, 64), 1), ((256,), 1), ((4, 64), 2)))
+
+    def build(b: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
+        for weight in (ones, twos, ones.copy(), ones.view("i4")):
+            operand = b.emit(relax.op.astype(relax.const(weight), "float32"))
+            x = b.emit(relax.op.add(b.emit(relax.op.multiply(x, operand)), relax.const(weight.astype("f4"))))
+        return b.emit(relax.op.add(x, b.emit(relax.op.reshape(relax.const(flat), (4, 64)))))
+
+    stripped, weights = constants.externalise(module(build, (4, 64)))
+    kinds = [(weight.shape, str(weight.dtype), float(weight.numpy().flat[0])) for weight in weights]
+    bits = float(ones.view("i4")[0, 0])
+    assert kinds == [((4, 64), "float32", 1), ((4, 64), "float32", 2), ((4, 64), "int32", bits),
+                     ((4, 64), "float32", bits), ((256,), "float32", 1)]
+    assert len(stripped["main"].params) == 1 + len(weights)
+
+
 def chain(builder: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
     """Two convolutions with an activation between: NHWC costs one transpose at each end."""
     hidden = builder.emit(relax.op.nn.relu(convolution(builder, x, 64, 3)))

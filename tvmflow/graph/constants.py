@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import numpy as np
 import tvm
 from tvm import relax
@@ -19,7 +21,7 @@ SMALLEST_BYTES = 64  # smaller constants stay in the library: a parameter costs 
 
 
 def externalise(mod: tvm.IRModule) -> tuple[tvm.IRModule, tuple[tvm.runtime.Tensor, ...]]:
-    """Turns every constant of `main` of at least `SMALLEST_BYTES` into a further parameter.
+    """Turns every constant of `main` of at least `SMALLEST_BYTES` into a further parameter; equal ones become one.
 
     Returns the module and the constants, in the order of those parameters behind the inputs.
     """
@@ -37,13 +39,19 @@ class _Lifter(PyExprMutator):  # type: ignore[misc] # TVM has no types
         super().__init__(mod)
         self.params: list[relax.Var] = []
         self.constants: list[tvm.runtime.Tensor] = []
+        self._lifted: dict[tuple[object, ...], relax.Var] = {}
 
     def visit_generic_const_(self, op: tvm.ir.GenericConst) -> relax.Expr:
-        if op.value.numpy().nbytes < SMALLEST_BYTES:
+        array = op.value.numpy()
+        if array.nbytes < SMALLEST_BYTES:
             return op
+        content = (str(op.value.dtype), array.shape, hashlib.sha256(array.reshape(-1).view("uint8")).digest())
+        if content in self._lifted:
+            return self._lifted[content]
         param = relax.Var(f"constant_{len(self.params)}", op.ty)
         self.params.append(param)
         self.constants.append(op.value)
+        self._lifted[content] = param
         return param
 
 
