@@ -47,10 +47,11 @@ def compiled(model: onnx.ModelProto, feeds: Arrays, folder: Path) -> list[np.nda
     return [result.numpy() for result in ([results] if isinstance(results, tvm.runtime.Tensor) else results)]
 
 
-def reference(model: onnx.ModelProto, feeds: Arrays) -> list[np.ndarray]:
-    """The outputs by ONNX Runtime, without its optimisations."""
+def reference(model: onnx.ModelProto, feeds: Arrays, threads: int = 0) -> list[np.ndarray]:
+    """The outputs by ONNX Runtime, without its optimisations; by default it chooses the number of threads."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
+    options.intra_op_num_threads = threads
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     return list(session.run(None, {name: np.asarray(value) for name, value in feeds.items()}))

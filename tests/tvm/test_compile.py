@@ -393,7 +393,8 @@ def test_interrupt_leaves_nothing_behind(number: signal.Signals, small: Path, tm
 # --- real models ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["silero_ifless", "magika", "ppocr_cls", "minilm_l6", "effnet_lite0"])
+@pytest.mark.parametrize("name", ["silero_ifless", "magika", "ppocr_cls", "minilm_l6", "effnet_lite0",
+                                  "voicefilter_int8"])  # fmt: skip
 def test_real_models(name: str, tmp_path: Path) -> None:
     if not (MODELS / f"{name}.onnx").exists():
         pytest.skip(f"{name}.onnx is not fetched: python scripts/get_models.py .cache/models {name}")

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from onnx import helper
-from ops_runs import assert_as_reference, compiled, imported, one_node, reference
+from ops_runs import assert_as_reference, assert_same, compiled, imported, one_node, reference
 
 from tvmflow.errors import UnsupportedError
 from tvmflow.frontend import ops
@@ -169,6 +169,46 @@ def test_recurrence(op_type: str, gates: int, direction: str, tmp_path: Path) ->
     assert_as_reference(model, {"x": x}, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("direction", "dtype", "zero", "per_column", "lengths"),
+    [("forward", "i1", 3, False, [5, 5, 5]), ("reverse", "u1", 120, False, [4, 2, 3]),
+     ("bidirectional", "i1", 0, True, [5, 1, 4]), ("forward", "i1", 0, True, [3, 4, 2]),
+     ("bidirectional", "u1", 130, False, [5, 5, 5])],
+)
+def test_recurrence_quantised_on_the_way(
+    direction: str, dtype: str, zero: int, per_column: bool, lengths: list[int], tmp_path: Path
+) -> None:
+    """The same integers as ONNX Runtime's on one thread: on several it quantises groups of rows apart."""
+    draw, count, hidden = Draw(zero), 2 if direction == "bidirectional" else 1, 24
+    rng, limits = np.random.default_rng(zero), np.iinfo(dtype)
+    feeds = {"x": draw.normal(5, 3, 20), "h": draw.normal(count, 3, hidden), "c": draw.normal(count, 3, hidden)}
+    weights: dict[str, Any] = {"b": draw.normal(count, 8 * hidden), "p": draw.normal(count, 3 * hidden),
+                               "lengths": np.array(lengths, "i4")}
+    for name, length in (("w", 20), ("r", hidden)):
+        shape = (count, 4 * hidden) if per_column else (count,)
+        weights[name] = rng.integers(limits.min, limits.max, (count, length, 4 * hidden), endpoint=True).astype(dtype)
+        weights[f"{name}_scale"] = rng.uniform(0.001, 0.004, shape).astype("f4")
+        weights[f"{name}_zero"] = np.full(shape, zero, dtype)
+    order = ["x", "w", "r", "b", "lengths", "h", "c", "p", "w_scale", "w_zero", "r_scale", "r_zero"]
+    model = one_node("DynamicQuantizeLSTM", feeds, weights, outputs=3, order=order, domain="com.microsoft",
+                     hidden_size=hidden, direction=direction)
+    # A state that rounds the other way would be off by at least 1e-4.
+    assert_same(compiled(model, feeds, tmp_path), reference(model, feeds, threads=1), rtol=0, atol=3e-6)
+
+
+@pytest.mark.parametrize("more", [{"clip": 1.5, "input_forget": 1}, {"activations": ["HardSigmoid", "Relu", "Tanh"]}])
+def test_attributes_of_a_recurrence_quantised_on_the_way(more: dict[str, Any], tmp_path: Path) -> None:
+    draw, rng = Draw(1), np.random.default_rng(1)
+    weights: dict[str, Any] = {name: rng.integers(-128, 128, (1, 8, 32)).astype("i1") for name in "wr"}
+    weights |= {f"{name}_scale": np.full(1, 0.004, "f4") for name in "wr"}
+    weights |= {f"{name}_zero": np.zeros(1, "i1") for name in "wr"}
+    order = ["x", "w", "r", *[""] * 5, "w_scale", "w_zero", "r_scale", "r_zero"]
+    feeds = {"x": draw.normal(6, 1, 8)}
+    model = one_node("DynamicQuantizeLSTM", feeds, weights, outputs=3, order=order, domain="com.microsoft",
+                     hidden_size=8, **more)
+    assert_as_reference(model, feeds, tmp_path, rtol=0, atol=3e-6)
+
+
 @pytest.mark.parametrize("activation", ["Gelu", "FastGelu", "QuickGelu"])
 def test_activations_of_com_microsoft(activation: str, tmp_path: Path) -> None:
     x = Draw(0).normal(2, 3, 8)
@@ -209,6 +249,8 @@ def test_attributes_that_cannot_be_compiled_are_told_before_the_import() -> None
     assert ops.refusals(fixed, 16) is None
     assert "sampling_ratio" in (ops.refusals(by_data, 16) or "")
     unknown = helper.make_node("LSTM", ["x", "w", "r"], ["y"], activations=["Sigmoid", "Tanh", "Cosine"])
+    assert ops.refusals(unknown, 14) == "activation Cosine is not supported"
+    unknown.op_type, unknown.domain = "DynamicQuantizeLSTM", "com.microsoft"
     assert ops.refusals(unknown, 14) == "activation Cosine is not supported"
 
 

@@ -23,11 +23,15 @@ def quantise(op: Any, x: Any, scale: Any, zero: Any | None, dtype: str) -> Any:
     return op.astype(at_most(op, at_least(op, y, int(limits.min)), int(limits.max)), dtype)
 
 
+def centred(op: Any, x: Any, zero: Any | None) -> Any:
+    """x - zero in int32; operands broadcast."""
+    x = op.astype(x, "int32")
+    return x if zero is None else op.subtract(x, op.astype(zero, "int32"))
+
+
 def dequantise(op: Any, x: Any, scale: Any, zero: Any | None) -> Any:
     """(x - zero) * scale; operands broadcast."""
-    x = op.astype(x, "int32")
-    x = x if zero is None else op.subtract(x, op.astype(zero, "int32"))
-    return op.multiply(op.astype(x, dtype_of(scale)), scale)
+    return op.multiply(op.astype(centred(op, x, zero), dtype_of(scale)), scale)
 
 
 def _per_axis(node: Node, index: int) -> Any:
@@ -76,8 +80,9 @@ def _dynamic_quantize_linear(node: Node) -> Any:
 
 def dynamic(op: Any, x: Any) -> list[Any]:
     """The uint8 tensor, its scale and its zero point; a tensor of zeros has the scale 1."""
-    dtype = dtype_of(x)
-    high, low = at_least(op, op.max(x), 0), at_most(op, op.min(x), 0)
+    dtype, row = dtype_of(x), op.reshape(x, (1, -1))  # a row has a schedule
+    high, low = (op.reshape(extreme(row, [1]), ()) for extreme in (op.max, op.min))
+    high, low = at_least(op, high, 0), at_most(op, low, 0)
     scale = op.divide(op.subtract(high, low), scalar(255, dtype))
     scale = op.where(op.equal(scale, scalar(0, dtype)), scalar(1, dtype), scale)
     zero = op.round(op.divide(op.negative(low), scale))
@@ -87,10 +92,8 @@ def dynamic(op: Any, x: Any) -> list[Any]:
 
 def _centred(node: Node, index: int, zero_index: int, vector_axis: int) -> Any:
     """An operand in int32 with its zero point taken off; a zero point's vector lies along `vector_axis` from behind."""
-    op, value = node.op, node.op.astype(node.tensor(index), "int32")
-    if not node.has(zero_index):
-        return value
-    return op.subtract(value, op.astype(_vector(node, zero_index, vector_axis), "int32"))
+    zero = _vector(node, zero_index, vector_axis) if node.has(zero_index) else None
+    return centred(node.op, node.tensor(index), zero)
 
 
 def _vector(node: Node, index: int, vector_axis: int) -> Any:
@@ -124,11 +127,9 @@ def _conv_integer(node: Node) -> Any:
 
 def _channels(node: Node, index: int, zero_index: int, rank: int) -> Any:
     """Weights in int32 without their zero point, which may be one per output channel."""
-    op, weight = node.op, node.op.astype(node.tensor(index), "int32")
-    if not node.has(zero_index):
-        return weight
-    zero = op.reshape(op.astype(node.tensor(zero_index), "int32"), [-1] + [1] * (rank - 1))
-    return op.subtract(weight, zero)
+    op = node.op
+    zero = op.reshape(node.tensor(zero_index), [-1] + [1] * (rank - 1)) if node.has(zero_index) else None
+    return centred(op, node.tensor(index), zero)
 
 
 def _qlinear_conv(node: Node) -> Any:
@@ -192,8 +193,7 @@ def _dynamic_quantize_matmul(node: Node) -> Any:
     """com.microsoft: A is quantised on the way; B, its scale and zero point per tensor or column, a bias."""
     op = node.op
     a, a_scale, a_zero = dynamic(op, node.x)
-    left = op.subtract(op.astype(a, "int32"), op.astype(a_zero, "int32"))
-    total = op.matmul(left, _centred(node, 1, 3, -1), out_dtype="int32")
+    total = op.matmul(centred(op, a, a_zero), _centred(node, 1, 3, -1), out_dtype="int32")
     y = op.multiply(op.astype(total, "float32"), op.multiply(a_scale, _vector(node, 2, -1)))
     return op.add(y, node.tensor(4)) if node.has(4) else y
 

@@ -1,6 +1,9 @@
 """RNN, GRU and LSTM, unrolled over time: all steps call the same kernels, for they differ in their operands only.
 
 The products with the input are one matrix product for all steps; what remains per step is a product with the state.
+com.microsoft's DynamicQuantizeLSTM takes both of 8-bit integers: the input of all steps is quantised with one scale,
+the state of all rows with one scale per step. ONNX Runtime does the same, but quantises groups of rows apart where it
+spreads a batch over threads.
 """
 
 from __future__ import annotations
@@ -9,11 +12,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from tvm import relax
 
 from tvmflow.frontend.ops.activation import at_least, at_most, hard_sigmoid, softplus
 from tvmflow.frontend.ops.linear import matmul
 from tvmflow.frontend.ops.node import Converters, Node, Refusal, dtype_of, scalar, text_of
+from tvmflow.frontend.ops.quantised import centred, dynamic
 
 MAX_STEPS = 1024
 Function = Callable[[Any, Any], Any]
@@ -34,13 +39,29 @@ ONE_PARAMETER, TWO_PARAMETERS = frozenset({"leakyrelu"}), frozenset({"hardsigmoi
 
 
 @dataclass(frozen=True)
+class Weights:
+    """A matrix [I, gates*H]; a quantised one is of int32 without its zero point, and has a scale, or one per column."""
+
+    matrix: Any
+    scale: Any | None = None
+
+    def product(self, op: Any, x: Any) -> Any:
+        """x [B, I] times the matrix: [B, gates*H]."""
+        if self.scale is None:
+            return matmul(op, x, self.matrix)
+        quantised, scale, zero = dynamic(op, x)
+        total = op.matmul(centred(op, quantised, zero), self.matrix, out_dtype="int32")
+        return op.multiply(op.astype(total, dtype_of(x)), op.multiply(scale, self.scale))
+
+
+@dataclass(frozen=True)
 class Direction:
-    """One direction's weights: input [I, gates*H], recurrent [H, gates*H], and what the gates need besides."""
+    """One direction's weights, and what the gates need besides."""
 
     node: Node
     hidden: int
-    weight: Any
-    recurrent: Any
+    weight: Weights
+    recurrent: Weights
     input_bias: Any
     recurrent_bias: Any
     peepholes: list[Any]
@@ -55,7 +76,7 @@ class Direction:
         return self.functions[index](op, x)
 
     def from_state(self, h: Any) -> Any:
-        return self.node.op.add(matmul(self.node.op, h, self.recurrent), self.recurrent_bias)
+        return self.node.op.add(self.recurrent.product(self.node.op, h), self.recurrent_bias)
 
 
 def _rnn_step(d: Direction, x: Any, states: list[Any]) -> list[Any]:
@@ -71,7 +92,7 @@ def _gru_step(d: Direction, x: Any, states: list[Any]) -> list[Any]:
     if d.node.integer("linear_before_reset", 0):
         inner = op.multiply(r, d.gate(product, 2))
     else:
-        inner = op.add(matmul(op, op.multiply(r, h), d.gate(d.recurrent, 2)), d.gate(d.recurrent_bias, 2))
+        inner = op.add(matmul(op, op.multiply(r, h), d.gate(d.recurrent.matrix, 2)), d.gate(d.recurrent_bias, 2))
     candidate = d.apply(1, op.add(d.gate(x, 2), inner))
     return [op.add(candidate, op.multiply(z, op.subtract(h, candidate)))]
 
@@ -91,7 +112,27 @@ def _lstm_step(d: Direction, x: Any, states: list[Any]) -> list[Any]:
     return [op.multiply(o, d.functions[2](op, c)), c]
 
 
-def _recurrent(step: Step, gates: int, defaults: list[str]) -> Callable[[Node], Any]:
+def _part(node: Node, index: int, direction: int) -> Any:
+    op, value = node.op, node.tensor(index)
+    return op.squeeze(op.strided_slice(value, [0], [direction], [direction + 1]), [0])
+
+
+def _float_weights(node: Node, index: int, direction: int) -> Weights:
+    """W or R [D, gates*H, I]."""
+    return Weights(node.op.permute_dims(_part(node, index, direction), [1, 0]))
+
+
+def _quantised_weights(node: Node, index: int, direction: int) -> Weights:
+    """W or R [D, I, gates*H] of 8 bits; scale and zero point [D] or [D, gates*H] are inputs 8 and 9 of W, 10 and 11 of
+    R."""
+    scale = 6 + 2 * index
+    zero = _part(node, scale + 1, direction) if node.has(scale + 1) else None
+    return Weights(centred(node.op, _part(node, index, direction), zero), _part(node, scale, direction))
+
+
+def _recurrent(
+    step: Step, gates: int, defaults: list[str], weights: Callable[[Node, int, int], Weights] = _float_weights
+) -> Callable[[Node], Any]:
     states = 2 if gates == 4 else 1
 
     def convert(node: Node) -> Any:
@@ -104,8 +145,8 @@ def _recurrent(step: Step, gates: int, defaults: list[str]) -> Callable[[Node], 
         count = 2 if kind == "bidirectional" else 1
         found = []
         for index in range(count):
-            direction = _direction(node, index, gates, _functions(node, index, defaults))
-            start = [_initial(node, 5 + s, index, x, batch_first) for s in range(states)]
+            direction = _direction(node, index, gates, _functions(node, index, defaults), weights)
+            start = [_initial(node, 5 + s, direction, index, x, batch_first) for s in range(states)]
             found.append(_run(step, direction, x, start, kind == "reverse" or index == 1))
         return _results(node, found, batch_first)
 
@@ -124,15 +165,11 @@ def _functions(node: Node, direction: int, defaults: list[str]) -> list[Function
     return made[direction * width:(direction + 1) * width]
 
 
-def _part(node: Node, index: int, direction: int) -> Any:
-    op, value = node.op, node.tensor(index)
-    return op.squeeze(op.strided_slice(value, [0], [direction], [direction + 1]), [0])
-
-
-def _direction(node: Node, index: int, gates: int, functions: list[Function]) -> Direction:
-    op, hidden = node.op, node.shape(2)[2]
-    weight = op.permute_dims(_part(node, 1, index), [1, 0])
-    recurrent = op.permute_dims(_part(node, 2, index), [1, 0])
+def _direction(
+    node: Node, index: int, gates: int, functions: list[Function], weights: Callable[[Node, int, int], Weights]
+) -> Direction:
+    op, weight, recurrent = node.op, weights(node, 1, index), weights(node, 2, index)
+    hidden = int(recurrent.matrix.ty.shape[0])
     both = _part(node, 3, index) if node.has(3) else op.broadcast_to(scalar(0, node.dtype()), (2 * gates * hidden,))
     width = gates * hidden
     input_bias, recurrent_bias = (
@@ -144,10 +181,10 @@ def _direction(node: Node, index: int, gates: int, functions: list[Function]) ->
     return Direction(node, hidden, weight, recurrent, input_bias, recurrent_bias, peepholes, functions)
 
 
-def _initial(node: Node, index: int, direction: int, x: Any, batch_first: bool) -> Any:
+def _initial(node: Node, index: int, d: Direction, direction: int, x: Any, batch_first: bool) -> Any:
     op = node.op
     if not node.has(index):
-        return op.broadcast_to(scalar(0, node.dtype()), (x.ty.shape[1], node.shape(2)[2]))
+        return op.broadcast_to(scalar(0, node.dtype()), (x.ty.shape[1], d.hidden))
     if batch_first:
         return op.squeeze(op.strided_slice(node.tensor(index), [1], [direction], [direction + 1]), [1])
     return _part(node, index, direction)
@@ -159,12 +196,14 @@ def _run(step: Step, d: Direction, x: Any, states: list[Any], backwards: bool) -
     lengths = op.astype(d.node.tensor(4), "int32") if d.node.has(4) else None
     if backwards:
         x = op.flip(x, 0) if lengths is None else op.reverse_sequence(x, lengths, seq_axis=0, batch_axis=1)
-    flat = op.add(matmul(op, op.reshape(x, (steps * batch, width)), d.weight), d.input_bias)
-    projected = op.reshape(flat, (steps, batch, d.recurrent.ty.shape[1]))
-    outputs = []
+    if d.weight.scale is not None and lengths is not None:
+        x = _within(op, x, op.max(lengths))  # steps beyond all sequences have no part in the scale
+    flat = op.add(d.weight.product(op, op.reshape(x, (steps * batch, width))), d.input_bias)
+    projected = op.reshape(flat, (steps, batch, d.recurrent.matrix.ty.shape[1]))
+    outputs: list[Any] = []
     for time in range(int(steps)):
         now = op.squeeze(op.take(projected, relax.const([time], "int64"), 0), [0])
-        new = step(d, now, states)
+        new = step(d, now, [outputs[-1] if outputs else states[0], *states[1:]])
         output = new[0]
         if lengths is not None:
             alive = op.expand_dims(op.less(relax.const([time], "int32"), lengths), 1)
@@ -176,6 +215,12 @@ def _run(step: Step, d: Direction, x: Any, states: list[Any], backwards: bool) -
     if backwards:
         every = op.flip(every, 0) if lengths is None else op.reverse_sequence(every, lengths, seq_axis=0, batch_axis=1)
     return [every, *states]
+
+
+def _within(op: Any, x: Any, length: Any) -> Any:
+    """x [T, B, I] with zeros from the step `length` on."""
+    steps = relax.const(np.arange(int(x.ty.shape[0]), dtype="int32").reshape(-1, 1, 1), "int32")
+    return op.where(op.less(steps, length), x, scalar(0, dtype_of(x)))
 
 
 def _results(node: Node, found: list[list[Any]], batch_first: bool) -> relax.Tuple:
@@ -194,9 +239,11 @@ def _refusal(attributes: Mapping[str, Any]) -> str | None:
     return f"activation {unknown[0]} is not supported" if unknown else None
 
 
-REFUSALS: dict[str, Refusal] = {"RNN": _refusal, "GRU": _refusal, "LSTM": _refusal}
+DYNAMIC_LSTM = "com.microsoft::DynamicQuantizeLSTM"
+REFUSALS: dict[str, Refusal] = dict.fromkeys(("RNN", "GRU", "LSTM", DYNAMIC_LSTM), _refusal)
 CONVERTERS: Converters = {
     "RNN": {1: _recurrent(_rnn_step, 1, ["tanh"])},
     "GRU": {1: _recurrent(_gru_step, 3, ["sigmoid", "tanh"])},
     "LSTM": {1: _recurrent(_lstm_step, 4, ["sigmoid", "tanh", "tanh"])},
+    DYNAMIC_LSTM: {1: _recurrent(_lstm_step, 4, ["sigmoid", "tanh", "tanh"], _quantised_weights)},
 }
