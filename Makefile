@@ -22,7 +22,7 @@ demo: $(VENV)/.base ## set up, then compile, verify and time a real model (PP-OC
 
 test: $(VENV)/.full ## set up, then run every check and test
 	$(MAKE) --no-print-directory lint
-	$(BIN)/python scripts/get_models.py $(MODELS) silero_ifless magika ppocr_cls ppocr_rec minilm_l6 effnet_lite0
+	$(BIN)/python scripts/get_models.py $(MODELS) silero_ifless silero_vad magika ppocr_cls ppocr_rec minilm_l6 effnet_lite0
 	$(BIN)/python -m pytest -n 2 --dist loadfile
 
 setup: $(VENV)/.full ## set up everything for working on tvmflow

