@@ -25,16 +25,22 @@ from tvmflow.frontend.onnx import load
 from tvmflow.frontend.reference import run_onnx
 
 SILERO = Path(__file__).resolve().parents[2] / ".cache" / "models" / "onnx" / "silero_vad.onnx"
-DRAW = Draw(7)
-LSTM = {"w": DRAW.normal(1, 16, 3), "r": DRAW.normal(1, 16, 4)}
 MICROSOFT = "com.microsoft"
+
+
+def normal(*shape: int) -> np.ndarray:
+    """The same values for the same shape, whichever tests run."""
+    return Draw(sum(shape)).normal(*shape)
+
+
+LSTM = {"w": normal(1, 16, 3), "r": normal(1, 16, 4)}
 
 
 def recurrence(op_type: str, gates: int) -> Callable[[], tuple[onnx.ModelProto, dict[str, Any]]]:
     def make() -> tuple[onnx.ModelProto, dict[str, Any]]:
-        feeds = {"x": DRAW.normal(5, 2, 3)}
-        weights = {"w": DRAW.normal(2, gates * 4, 3), "r": DRAW.normal(2, gates * 4, 4),
-                   "b": DRAW.normal(2, 2 * gates * 4), "lengths": np.array([5, 3], "i4")}
+        feeds = {"x": normal(5, 2, 3)}
+        weights = {"w": normal(2, gates * 4, 3), "r": normal(2, gates * 4, 4),
+                   "b": normal(2, 2 * gates * 4), "lengths": np.array([5, 3], "i4")}
         return one_node(op_type, feeds, weights, outputs=3 if op_type == "LSTM" else 2, opset=14, hidden_size=4,
                         direction="bidirectional"), feeds
 
@@ -42,7 +48,7 @@ def recurrence(op_type: str, gates: int) -> Callable[[], tuple[onnx.ModelProto, 
 
 
 def quantised_lstm() -> tuple[onnx.ModelProto, dict[str, Any]]:
-    feeds = {"x": DRAW.normal(4, 1, 3)}
+    feeds = {"x": normal(4, 1, 3)}
     rng = np.random.default_rng(0)
     weights: dict[str, Any] = {"w": rng.integers(-128, 128, (1, 3, 16)).astype("i1"),
                                "r": rng.integers(-128, 128, (1, 4, 16)).astype("i1")}
@@ -54,7 +60,7 @@ def quantised_lstm() -> tuple[onnx.ModelProto, dict[str, Any]]:
 
 
 def quantised_product() -> tuple[onnx.ModelProto, dict[str, Any]]:
-    feeds, weights = {"x": DRAW.normal(4, 6)}, {"b": np.arange(-15, 15, dtype="i1").reshape(6, 5)}
+    feeds, weights = {"x": normal(4, 6)}, {"b": np.arange(-15, 15, dtype="i1").reshape(6, 5)}
     weights |= {"scale": np.array(0.02, "f4"), "zero": np.array(3, "i1")}
     return one_node("DynamicQuantizeMatMul", feeds, weights, domain=MICROSOFT), feeds
 
@@ -67,13 +73,13 @@ def integer_product() -> tuple[onnx.ModelProto, dict[str, Any]]:
 
 
 def skip_normalisation() -> tuple[onnx.ModelProto, dict[str, Any]]:
-    feeds = {"x": DRAW.normal(2, 3, 8)}
-    weights = {"skip": DRAW.normal(2, 3, 8), "g": DRAW.normal(8), "b": DRAW.normal(8)}
+    feeds = {"x": normal(2, 3, 8)}
+    weights = {"skip": normal(2, 3, 8), "g": normal(8), "b": normal(8)}
     return one_node("SkipLayerNormalization", feeds, weights, domain=MICROSOFT), feeds
 
 
 def quick_gelu() -> tuple[onnx.ModelProto, dict[str, Any]]:
-    feeds = {"x": DRAW.normal(2, 8)}
+    feeds = {"x": normal(2, 8)}
     return one_node("QuickGelu", feeds, domain=MICROSOFT), feeds
 
 
@@ -159,7 +165,7 @@ def test_an_if_whose_condition_follows_from_sizes_is_its_branch(batch: dict[str,
     assert len(model.mod.functions) == 3  # main and both branches of the If that only a run decides
     assert not any("stops" in note for note in model.notes)
     for taken in (True, False):
-        feeds = {"c": np.array(taken), "x": DRAW.normal(2, 1, 3)}
+        feeds = {"c": np.array(taken), "x": normal(2, 1, 3)}
         assert_same([run(model, taken, feeds["x"])], reference(decided_by_sizes(), feeds))
 
 
@@ -167,7 +173,7 @@ def test_an_if_whose_condition_follows_from_sizes_is_its_branch(batch: dict[str,
 def test_a_branch_that_cannot_run_at_the_given_sizes_stops_a_run_that_takes_it(
     batch: dict[str, int], tmp_path: Path
 ) -> None:
-    model, x = imported(tmp_path, **batch, n=5), DRAW.normal(2, 5, 3)
+    model, x = imported(tmp_path, **batch, n=5), normal(2, 5, 3)
     assert any(note.startswith("If 'by_value': a run that takes its else_branch stops with an error: LSTM "
                                "'recurrence': it cannot run at these sizes: First input tensor must have rank 3")
                for note in model.notes)
@@ -195,14 +201,14 @@ def test_silero_takes_its_branch_for_the_sample_rate(length: int, rates: tuple[i
                 "verify": {"enabled": False}}
     flow.compile_model(config.from_dict(settings), tmp_path / "silero.tvmflow")
     session = tvmflow.load(tmp_path / "silero.tvmflow")
-    signal = np.sin(np.arange(6 * length) ** 1.5 / 50).astype("f4").reshape(6, 1, length)
+    signal = (np.sin(np.arange(6 * length) ** 1.5 / 50) / 4).astype("f4").reshape(6, 1, length)
     for rate in rates:
-        state = DRAW.normal(2, 1, 128)
+        state = normal(2, 1, 128)
         for chunk in signal:
             feeds = {"input": chunk, "state": state, "sr": np.array(rate)}
             _, (want,) = run_onnx(SILERO, [feeds], "onnxruntime")
             got = session.run(feeds)
-            assert_same(list(got.values()), want, rtol=1e-4, atol=2e-5)
+            assert_same(list(got.values()), want, rtol=1e-3, atol=1e-5 * float(np.abs(want[1]).max()))
             state = got["stateN"]
     if 8000 not in rates:
         with pytest.raises(InputError, match="If_If_0_else_branch_fits_the_sizes does not hold"):
@@ -210,7 +216,7 @@ def test_silero_takes_its_branch_for_the_sample_rate(length: int, rates: tuple[i
 
 
 def test_a_node_that_cannot_run_outside_of_branches_is_refused_in_the_words_of_the_standard(tmp_path: Path) -> None:
-    model = one_node("LSTM", {"x": DRAW.normal(1, 5, 2, 3)}, LSTM, outputs=2, opset=14, hidden_size=4)
+    model = one_node("LSTM", {"x": normal(1, 5, 2, 3)}, LSTM, outputs=2, opset=14, hidden_size=4)
     del model.graph.output[:]
     model.graph.output.append(helper.make_empty_tensor_value_info("y1"))
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_param = "t"
