@@ -91,6 +91,21 @@ def test_transposes_that_undo_each_other_go() -> None:
     np.testing.assert_array_equal(evaluate(mod, x), x * x)
 
 
+@pytest.mark.parametrize("reader", [
+    lambda y: relax.op.squeeze(y, [-1]), lambda y: relax.op.squeeze(y, [-1, -2]),
+    lambda y: relax.op.permute_dims(y, [0, 2, 3, -3]), lambda y: relax.op.stack([y, y], -1),
+    lambda y: relax.op.stack([relax.op.squeeze(y, [2, 3])], 0),
+])  # fmt: skip
+def test_layouts_change_around_stacks_and_axes_counted_from_behind(reader: Callable[[relax.Expr], relax.Expr]) -> None:
+    mod = module(lambda b, x: b.emit(reader(convolution(b, x, 8, 1))), (2, 8, 1, 1))
+    changed = passes.run(mod, passes.layout_steps(), nothing)
+    (binding,) = [binding for block in changed["main"].body.blocks for binding in block.bindings
+                  if getattr(getattr(binding.value, "op", None), "name", "") == "relax.nn.conv2d"]
+    assert binding.value.attrs.data_layout == "NHWC"
+    x = np.random.default_rng(0).standard_normal((2, 8, 1, 1)).astype("f4")
+    np.testing.assert_allclose(evaluate(changed, x), evaluate(mod, x), rtol=1e-5, atol=1e-6)
+
+
 def test_constants_leave_the_library() -> None:
     mod = module(lambda b, x: b.emit(relax.op.add(b.emit(relax.op.multiply(x, relax.const(np.ones((4, 64), "f4")))),
                                                   relax.const(np.float32(3)))), (4, 64))  # fmt: skip

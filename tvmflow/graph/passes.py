@@ -23,6 +23,7 @@ from tvmflow.graph.cancel import CancelTransposes
 from tvmflow.graph.constants import FoldExactly
 from tvmflow.graph.epilogues import KeepResizersApart
 from tvmflow.graph.guards import Guards
+from tvmflow.graph.layout_faults import AvoidLayoutFaults
 from tvmflow.graph.operators import FuseTIR
 from tvmflow.graph.packing import FoldRepacking, SplitRepacking
 from tvmflow.graph.replacement import OnReplaced, ReplaceOperators
@@ -101,6 +102,7 @@ def widen_steps(kind: str, widen_half: bool) -> tuple[Step, ...]:
 def layout_steps() -> tuple[Step, ...]:
     """Convolutions to NHWC, with the transposes this brings cancelled or folded into the weights."""
     return (
+        Step("AvoidLayoutFaults", "ConvertLayout fails on stacks and on axes counted from behind", AvoidLayoutFaults()),
         Step("ConvertLayout", "convolutions to NHWC with HWIO weights", transform.ConvertLayout(CONV_LAYOUTS)),
         Step("CancelTransposes", "pairs of opposite transposes cancel", CancelTransposes()),
         Step("CanonicalizeBindings", "one name per value", transform.CanonicalizeBindings()),
