@@ -39,7 +39,7 @@ class _Lifter(PyExprMutator):  # type: ignore[misc] # TVM has no types
         self.constants: list[tvm.runtime.Tensor] = []
 
     def visit_generic_const_(self, op: tvm.ir.GenericConst) -> relax.Expr:
-        if op.value.numpy().nbytes < SMALLEST_BYTES:
+        if not isinstance(op.ty, relax.TensorType) or op.value.numpy().nbytes < SMALLEST_BYTES:
             return op
         param = relax.Var(f"constant_{len(self.params)}", op.ty)
         self.params.append(param)
