@@ -268,6 +268,7 @@ REFUSED: dict[str, Callable[[], Made]] = {
     "positions": lambda: (Of(lambda x: functional.max_pool2d(x, 2, return_indices=True)), (rand(1, 1, 4, 4),)),
     "bfloat16 edge": lambda: (Of(lambda x: x.bfloat16()), (rand(3),)),
     "no tensor": lambda: (Of(lambda x: 3), (rand(3),)),
+    "halves": lambda: (Of(lambda x: x[: x.shape[0] // 2] + x[(x.shape[0] + 1) // 2:]), (rand(6),), ({0: "t"},)),
     "item": lambda: (Of(lambda x: x * x.sum().item()), (rand(3),)),
     "control flow": lambda: (Of(lambda x: x if x.sum() > 0 else -x), (rand(3),)),
     "two names": lambda: (Of(lambda x, y: x + y), (rand(3), rand(3)), ({0: "a"}, {0: "b"})),
