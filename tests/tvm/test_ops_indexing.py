@@ -159,3 +159,28 @@ def test_a_reduction_of_a_scalar_is_the_scalar(tmp_path: Path) -> None:
     for op_type in ("ReduceSum", "ReduceMax", "ReduceL1", "ReduceSumSquare"):
         model = one_node(op_type, {"x": x}, keepdims=0)
         assert_as_reference(model, {"x": x}, tmp_path)
+
+
+@pytest.mark.parametrize(("axis", "condition"), [(0, [True, False, True]), (-1, [False] * 5 + [True]), (None, [True])])
+def test_compress_by_a_constant(axis: int | None, condition: list[bool], tmp_path: Path) -> None:
+    attributes = {} if axis is None else {"axis": axis}
+    model = one_node("Compress", {"x": DATA}, {"c": np.array(condition)}, **attributes)
+    assert_as_reference(model, {"x": DATA}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("op_type", "operands", "reason"),
+    [
+        ("Slice", {"x": DATA, "s": np.array([0]), "e": np.array([2])}, "input `starts` must be a constant"),
+        ("Squeeze", {"x": DATA[None], "a": np.array([0])}, "input `axes` must be a constant"),
+    ],
+)
+def test_what_must_be_constant_is_refused_by_name(
+    op_type: str, operands: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UnsupportedError, match=f"{op_type} `node1`: {reason}"):
+        imported(one_node(op_type, operands), tmp_path)
+
+
+def test_reshape_of_the_first_version_has_its_shape_as_an_attribute(tmp_path: Path) -> None:
+    assert_as_reference(one_node("Reshape", {"x": DATA}, opset=1, shape=[2, 0, -1]), {"x": DATA}, tmp_path)

@@ -156,3 +156,15 @@ def test_training_mode_is_refused(tmp_path: Path) -> None:
     model = one_node("Dropout", {"x": x}, {"r": np.float32(0.5), "t": np.array(True)}, opset=13)
     with pytest.raises(UnsupportedError, match="node1"):
         imported(model, tmp_path)
+
+
+@pytest.mark.parametrize("dtype", ["u1", "u4", "i1", "i8"])
+def test_signs_of_integers(dtype: str, tmp_path: Path) -> None:
+    x = np.array([0, 5, np.iinfo(dtype).max, np.iinfo(dtype).min], dtype)
+    assert_as_reference(one_node("Sign", {"x": x}), {"x": x}, tmp_path)
+
+
+def test_operands_aligned_as_before_opset_7_are_refused(tmp_path: Path) -> None:
+    operands = {"a": normal(3, 3), "b": normal(3)}
+    with pytest.raises(UnsupportedError, match=r"node1.*`axis` aligns"):
+        imported(one_node("Add", operands, opset=6, axis=0, broadcast=1), tmp_path)

@@ -195,6 +195,7 @@ RESIZES = {
     "nearest": "y = Resize <mode = \"nearest\", coordinate_transformation_mode = \"asymmetric\","
                " nearest_mode = \"floor\"> (z4, , double)",
     "linear": "y = Resize <mode = \"linear\"> (z4, , double)",
+    "corners": "y = Resize <mode = \"linear\", coordinate_transformation_mode = \"align_corners\"> (z4, , double)",
     "half": "y = Resize <mode = \"linear\", coordinate_transformation_mode = \"align_corners\"> (z4, , , t4)",
     "thirds": "y = Resize <mode = \"nearest\", nearest_mode = \"round_prefer_ceil\"> (z4, , , t4)",
     "asymmetric": "y = Resize <mode = \"linear\", coordinate_transformation_mode = \"asymmetric\"> (z4, , shrunk)",
@@ -225,6 +226,22 @@ def test_operators_that_read_sizes_or_have_symbolic_axes(tmp_path, bodies):
         for name, one, other in zip(bodies, got, want, strict=True):
             np.testing.assert_allclose(one, other, 1e-4, 1e-5, err_msg=f"{name} at a = {a}, b = {b}", strict=True)
         assert shapes_at(imported.signature, {"a": a, "b": b}) == [array.shape for array in want]
+
+
+@pytest.mark.parametrize("nodes", ["y = Add (x, z)", "r = Relu (z) w = Mul (x, r) y = Where (c, w, z)"])
+def test_sizes_of_two_names_that_agree_when_the_model_runs(tmp_path, nodes):
+    proto = onnx.parser.parse_model(
+        '<ir_version: 10, opset_import: ["" : 18]> g (float[n, k] x, float[m, k] z) => (float[a, b] y) '
+        f"<bool c = {{1}}> {{ {nodes} }}")
+    onnx.save(proto, tmp_path / "m.onnx")
+    cfg = config.from_dict({"model": {"path": str(tmp_path / "m.onnx")}})
+    flow.compile_model(cfg, tmp_path / "m.tvmflow")
+    session = runtime.load(tmp_path / "m.tvmflow")
+    for n in (3, 1, 6):
+        feeds = {name: RNG.standard_normal((n, 4)).astype("float32") for name in "xz"}
+        assert_same(list(session.run(feeds).values()), reference(proto, feeds))
+    with pytest.raises(InputError, match="axis_0_agrees"):
+        session.run({"x": np.zeros((3, 4), "float32"), "z": np.zeros((2, 4), "float32")})
 
 
 def test_a_dynamic_convolutional_model_runs_at_every_size(tmp_path):
@@ -266,6 +283,7 @@ def test_a_dynamic_convolutional_model_runs_at_every_size(tmp_path):
 @pytest.mark.parametrize(("body", "message"), [
     ("s = Shape (x) d = Sub (s, five) t = Slice (d, one, two) y = Slice (x, zero, t, one)", "of unknown sign"),
     ("y = Slice (x, far, zero, one, minus)", "a negative step along an axis of symbolic size"),
+    ("y = Squeeze (x)", "which axes stay depends on sizes"),
     ("u = Unsqueeze (z, two) y = Resize <mode = \"nearest\"> (u, , third)", "gives sizes that depend on rounding"),
 ])
 def test_what_cannot_be_symbolic_says_what_to_do(tmp_path, body, message):

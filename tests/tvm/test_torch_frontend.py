@@ -90,6 +90,8 @@ MESSAGES = {
     "positions": "positions of a maximum pool",
     "bfloat16 edge": "output .* is bfloat16.*cast to float32",
     "no tensor": "returns no tensor",
+    "halves": r"aten\.add\.Tensor.*TVM cannot tell that the sizes of its operands agree",
+    "item": r"_local_scalar_dense.*leave out \.item\(\)",
     "control flow": r"ModelError: entry: torch\.export failed: .*data-dependent.* \| .*control flow",
     "two names": "ModelError: entry: `a` and `b` must be equal.*give both dimensions one name",
     "fixed by the code": r"ModelError: .*specialized it to be a constant \(10\)",

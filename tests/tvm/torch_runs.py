@@ -112,6 +112,10 @@ VALUES: dict[str, Made] = {
     "division of negatives": (
         Of(lambda a, b: (a // b, a % b, torch.fmod(a, b), torch.div(a, b, rounding_mode="trunc"))),
         (torch.tensor([-7, 7, -7, 7]), torch.tensor([2, -2, -3, 3]))),
+    "integers and numbers": (
+        Of(lambda i, u: (i // 3, i % 3, u // 3, u % 7, torch.div(i, 4, rounding_mode="trunc"), i**2, i**5, u**3, 2**u,
+                         i << 3, i >> 2)),
+        (torch.tensor([-7, 7, 2, -1]), torch.tensor([0, 3, 5, 2], dtype=torch.uint8))),
     "division of floats": (
         Of(lambda a, b: (a // b, a % b, torch.fmod(a, b))),
         (torch.tensor([-7.5, 7.5, 1.0]), torch.tensor([2, -2, 0.1]))),
@@ -264,6 +268,8 @@ REFUSED: dict[str, Callable[[], Made]] = {
     "positions": lambda: (Of(lambda x: functional.max_pool2d(x, 2, return_indices=True)), (rand(1, 1, 4, 4),)),
     "bfloat16 edge": lambda: (Of(lambda x: x.bfloat16()), (rand(3),)),
     "no tensor": lambda: (Of(lambda x: 3), (rand(3),)),
+    "halves": lambda: (Of(lambda x: x[: x.shape[0] // 2] + x[(x.shape[0] + 1) // 2:]), (rand(6),), ({0: "t"},)),
+    "item": lambda: (Of(lambda x: x * x.sum().item()), (rand(3),)),
     "control flow": lambda: (Of(lambda x: x if x.sum() > 0 else -x), (rand(3),)),
     "two names": lambda: (Of(lambda x, y: x + y), (rand(3), rand(3)), ({0: "a"}, {0: "b"})),
     "fixed by the code": lambda: (Of(lambda x: x.view(2, 5)), (rand(10),), ({0: "n"},)),

@@ -139,7 +139,7 @@ def _check_external(names: list[str]) -> None:
     if unknown:
         raise UnsupportedError(
             f"the library would call what only TVM's Python has: {', '.join(unknown)}",
-            "change the model so that no output's size depends on values (NonZero, Unique, ...)",
+            "change the model so that no size depends on values (NonZero, Unique, Compress, ...)",
         )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import tvm_ffi
 from onnx import NodeProto
 from tvm import relax
 
@@ -44,8 +45,15 @@ def agreed(node: NodeProto, inputs: Sequence[Any], builder: relax.BlockBuilder, 
                 run_time_check.require_equal(builder, size, target, what)
                 shapes[number][place] = target
                 changed.add(number)
-    return [builder.match_cast(value, relax.TensorType(shapes[number], value.ty.dtype)) if number in changed else value
-            for number, value in enumerate(inputs)]
+    return [_as(builder, value, shapes[number]) if number in changed else value for number, value in enumerate(inputs)]
+
+
+def _as(builder: relax.BlockBuilder, value: relax.Expr, shape: list[Size]) -> relax.Expr:
+    """`value` with this shape: by a cast, or a reshape where TVM would drop the cast because only names differ."""
+    typed = relax.TensorType(shape, value.ty.dtype)
+    if tvm_ffi.structural_equal(typed, value.ty, map_free_vars=True):
+        return builder.emit(relax.op.reshape(value, typed.shape))
+    return builder.match_cast(value, typed)
 
 
 def _has_shape(value: Any) -> bool:

@@ -42,8 +42,8 @@ class _Lifter(PyExprMutator):  # type: ignore[misc] # TVM has no types
         self._lifted: dict[tuple[object, ...], relax.Var] = {}
 
     def visit_generic_const_(self, op: tvm.ir.GenericConst) -> relax.Expr:
-        array = op.value.numpy()
-        if array.nbytes < SMALLEST_BYTES:
+        array = op.value.numpy() if isinstance(op.ty, relax.TensorType) else None
+        if array is None or array.nbytes < SMALLEST_BYTES:
             return op
         content = (str(op.value.dtype), array.shape, hashlib.sha256(array.reshape(-1).view("uint8")).digest())
         if content in self._lifted:

@@ -21,6 +21,7 @@ from tvm.s_tir.schedule import ScheduleError
 from tvmflow.config import Config, KernelSection
 from tvmflow.graph.cancel import CancelTransposes
 from tvmflow.graph.constants import FoldExactly
+from tvmflow.graph.empty import DropEmpty
 from tvmflow.graph.epilogues import KeepResizersApart
 from tvmflow.graph.guards import Guards
 from tvmflow.graph.layout_faults import AvoidLayoutFaults
@@ -32,6 +33,7 @@ from tvmflow.graph.transposed import SplitTransposedConvolutions
 from tvmflow.graph.widening import ComputeInFloat32
 from tvmflow.graph.winograd import ScheduleWinograd, Winograd
 from tvmflow.kernels.default import DefaultSchedule
+from tvmflow.kernels.extremes import KeepExtremes
 from tvmflow.kernels.gelu import RecogniseGelu
 from tvmflow.kernels.prefetch import Prefetch
 from tvmflow.kernels.shared_layouts import ShareLayouts
@@ -57,7 +59,8 @@ AfterStep = Callable[[Step, tvm.IRModule, float], None]
 
 def opening_steps(cfg: Config) -> tuple[Step, ...]:
     """What is done to an imported graph first, whatever its layout will be."""
-    return (*guard_steps(cfg.graph.guards), *widen_steps(cfg.target.kind, cfg.numerics.widen_half))
+    empty = Step("DropEmpty", "what has no elements needs no kernel", DropEmpty())
+    return (empty, *guard_steps(cfg.graph.guards), *widen_steps(cfg.target.kind, cfg.numerics.widen_half))
 
 
 def kernel_steps(cfg: Config, on_replaced: OnReplaced, measured: Measured = unmeasured) -> tuple[Step, ...]:
@@ -187,6 +190,7 @@ def schedule_steps(kind: str, tf32: bool) -> tuple[Step, ...]:
         return (
             Step("DefaultSchedule", "register tiles and vectors for untuned kernels", DefaultSchedule()),
             Step("RecogniseGelu", "GELU as one function, however it is written", RecogniseGelu()),
+            Step("KeepExtremes", "reductions by max and min start from infinity and keep NaN", KeepExtremes()),
         )
     tensor_cores = Step("ScheduleTf32", "untuned products on TF32 tensor cores", ScheduleTf32())
     apply = dlight.ApplyDefaultSchedule(*gpu_rules())

@@ -161,7 +161,7 @@ class Session:
             what = f"{guard[1]} does not hold: " if guard else ""
             raise InputError(
                 f"values of the inputs do not fit: {what}an index is out of range, a divisor is 0, or sizes disagree",
-                "indices must lie within the axis that they pick from",
+                "correct the values: indices lie within the axis that they pick from, divisors are not 0",
             ) from exc
 
     def _results(self, outputs: list[Any], args: list[Any], into: Into | None) -> list[Any]:

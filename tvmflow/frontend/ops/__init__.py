@@ -47,7 +47,7 @@ INLINE: frozenset[str] = frozenset()
 FOREIGN: frozenset[tuple[str, str]] = frozenset(
     (key.partition("::")[0], key.partition("::")[2]) for family in FAMILIES for key in family if "::" in key)
 REFUSALS: Mapping[str, Refusal] = (
-    contrib.REFUSALS | normalisation.REFUSALS | recurrent.REFUSALS | vision.REFUSALS)
+    dict(arithmetic.REFUSALS) | contrib.REFUSALS | normalisation.REFUSALS | recurrent.REFUSALS | vision.REFUSALS)
 
 
 @functools.cache

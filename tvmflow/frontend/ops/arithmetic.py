@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,17 @@ from tvm import relax
 
 from tvmflow.frontend.ops.activation import larger, smaller
 from tvmflow.frontend.ops.guard import no_zero
-from tvmflow.frontend.ops.node import FLOATS, SIGNED, Converters, Node, dtype_of, in_float32, numpy_dtype, scalar
+from tvmflow.frontend.ops.node import (
+    FLOATS,
+    SIGNED,
+    Converters,
+    Node,
+    Refusal,
+    dtype_of,
+    in_float32,
+    numpy_dtype,
+    scalar,
+)
 
 
 def _is_tensor(value: Any) -> bool:
@@ -166,8 +177,10 @@ def _extreme(select: Any, name: str) -> Any:
 
 
 def _sign(node: Node) -> Any:
-    op, x = node.op, node.x
-    return op.where(op.isnan(x), x, op.sign(x)) if node.dtype() in FLOATS else op.sign(x)
+    op, x, dtype = node.op, node.x, node.dtype()
+    if dtype.startswith("u"):  # TVM compares with -1 too, which no unsigned type holds
+        return op.minimum(x, scalar(1, dtype))
+    return op.where(op.isnan(x), x, op.sign(x)) if dtype in FLOATS else op.sign(x)
 
 
 def _is_inf(node: Node) -> Any:
@@ -203,6 +216,14 @@ def _log_of_twice(op: Any, x: Any) -> Any:
     return op.add(op.log(x), scalar(math.log(2), dtype_of(x)))
 
 
+def _alignment_refusal(attributes: Mapping[str, Any]) -> str | None:
+    """Before opset 7 a second operand of lower rank could start at any axis of the first."""
+    return ("`axis` aligns its operands as before opset 7; onnx.version_converter makes a newer model of it"
+            if "axis" in attributes else None)
+
+
+REFUSALS: Mapping[str, Refusal] = dict.fromkeys(
+    ("Add", "Sub", "Mul", "Div", "Pow", "And", "Or", "Xor", "Equal", "Greater", "Less"), _alignment_refusal)
 CONVERTERS: Converters = {
     "Add": {1: _add_or_mul},
     "Mul": {1: _add_or_mul},

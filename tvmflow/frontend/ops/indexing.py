@@ -181,7 +181,18 @@ def _first_best(x: Any, axis: int, size: int, best: float) -> Any:
     return relax.const(values.reshape((-1,) + (1,) * (int(x.ty.ndim) - axis - 1)).astype(dtype_of(x)), dtype_of(x))
 
 
+def _compress(node: Node) -> Any:
+    condition = node.constant(1)
+    if condition is None:
+        return node.upstream()
+    picked = np.flatnonzero(condition)
+    x, axis = node.x, node.attributes.get("axis")
+    x = node.op.reshape(x, (-1,)) if axis is None else x
+    return node.op.take(x, relax.const(picked, "int64"), 0 if axis is None else node.axis(int(axis)))
+
+
 CONVERTERS: Converters = {
+    "Compress": {9: _compress},
     "Gather": {1: _gather},
     "GatherElements": {11: _gather_elements},
     "GatherND": {11: _gather_nd},

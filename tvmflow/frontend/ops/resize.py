@@ -208,12 +208,17 @@ def _dense(op: Any, x: Any, axis: int, taps: Array, weights: Array, size: int) -
 
 
 def _relax_is_exact(node: Node, plan: Plan) -> bool:
-    """TVM takes scales from the sizes; whole factors leave its float32 coordinates far from any tie."""
+    """TVM takes scales from the sizes; whole factors leave its float32 coordinates far from any tie.
+
+    Its align_corners cannot be compiled for symbolic sizes.
+    """
     if node.rank() != 4 or node.dtype() not in ("float32", "float16") or node.integer("antialias", 0):
         return False
     resized = {axis for i, axis in enumerate(plan.axes) if not plan.is_unchanged(i)}
     whole = all(plan.factor(i) is not None for i in range(len(plan.axes)))
     if not resized or not resized <= {2, 3} or not whole:
+        return False
+    if plan.coordinates == "align_corners" and any(map(plan.is_symbolic, range(len(plan.axes)))):
         return False
     if plan.mode == "nearest":
         return (plan.coordinates, plan.nearest) in (

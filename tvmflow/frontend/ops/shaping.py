@@ -45,6 +45,10 @@ def _expand(node: Node) -> Any:
     return op.broadcast_to(node.x, run_time_shape(node, shape_tensor, rank, "expanded"))
 
 
+def _reshape_by_attribute(node: Node) -> Any:
+    return node.op.reshape(node.x, _symbolic_target(node, node.ints("shape", ())))
+
+
 def _reshape(node: Node) -> Any:
     """A 0 copies the input's axis, a -1 takes what is left."""
     wanted = node.constant(1)
@@ -169,8 +173,13 @@ def _size(node: Node) -> Any:
 
 def _squeeze(node: Node) -> Any:
     """An axis of symbolic size must have the size 1 when the model runs."""
-    axes: Any = node.attributes["axes"] if "axes" in node.attributes else node.constant(1)
-    if axes is None or node.constant(0) is not None:
+    axes: Any = node.attributes["axes"] if "axes" in node.attributes else node.optional(1, "axes")
+    if node.constant(0) is not None:
+        return node.upstream()
+    if axes is None:
+        if not all(isinstance(dim, int) for dim in node.dims()):
+            raise node.refuse("without `axes`, which axes stay depends on sizes that are not known",
+                              "fix them with [shapes.dims] in the config, or state `axes` in the model")
         return node.upstream()
     dims, gone = node.dims(), {node.axis(int(axis)) for axis in axes}
     symbolic = [axis for axis in sorted(gone) if not isinstance(dims[axis], int)]
@@ -184,7 +193,7 @@ def _squeeze(node: Node) -> Any:
 CONVERTERS: Converters = {
     "Squeeze": {1: _squeeze},
     "Expand": {8: _expand},
-    "Reshape": {5: _reshape},
+    "Reshape": {1: _reshape_by_attribute, 5: _reshape},
     "Tile": {6: _tile},
     "Constant": {1: _constant},
     "ConstantOfShape": {9: _constant_of_shape},

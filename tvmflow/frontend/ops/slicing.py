@@ -15,6 +15,7 @@ INT_MAX = (2**31 - 1, 2**63 - 1)
 # Exporters write such numbers for "to the end"; no axis is that long.
 FAR = 10**9
 FIX = "fix the axis with [shapes.dims] in the config"
+SLICE_INPUTS = ("starts", "ends", "axes", "steps")
 PAD_MODES = {"constant": "constant", "reflect": "reflect", "edge": "replicate", "wrap": "circular"}
 
 
@@ -100,9 +101,7 @@ def _slice(node: Node) -> Any:
         axes: Any = node.ints("axes", range(len(starts)))
         steps: Any = None
     else:
-        starts, ends, axes, steps = (_listed(node, i) for i in range(1, 5))
-        if any(node.has(i + 1) and values is None for i, values in enumerate((starts, ends, axes, steps))):
-            return node.upstream()
+        starts, ends, axes, steps = (_listed(node, i, name) for i, name in enumerate(SLICE_INPUTS, 1))
     axes = [node.axis(int(axis)) for axis in (range(len(starts)) if axes is None else axes)]
     steps = [1] * len(starts) if steps is None else [int(step) for step in steps]
     dims = node.dims()
@@ -126,12 +125,12 @@ def _is_all(size: Size, start: Size, end: Size, step: int) -> bool:
     return not isinstance(size, int) and is_size(start, 0) and isinstance(end, int) and end >= FAR and step == 1
 
 
-def _listed(node: Node, index: int) -> list[Any] | None:
-    """The elements of an operand that are known as integers or sizes, else None."""
-    values = node.constant(index)
-    if values is not None:
-        return [int(value) for value in values.flat]
-    return list(node.inputs[index].values) if isinstance(node.inputs[index], relax.ShapeExpr) else None
+def _listed(node: Node, index: int, name: str) -> list[Any] | None:
+    """The elements of an operand, which must be known as integers or sizes; None where it is omitted."""
+    if node.has(index) and isinstance(node.inputs[index], relax.ShapeExpr):
+        return list(node.inputs[index].values)
+    values = node.optional(index, name)
+    return None if values is None else [int(value) for value in values.flat]
 
 
 def _cut_of(node: Node, axis: int, places: tuple[Any, Any], step: int) -> tuple[Any, Any]:

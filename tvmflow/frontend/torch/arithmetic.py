@@ -81,8 +81,8 @@ def _float_unary(op: Any) -> Decomposition:
 
 def _pow(x: Tensor, exponent: Any) -> Any:
     """Small exponents as PyTorch computes them: by multiplication and square roots, not by powf."""
-    if not x.dtype.is_floating_point:
-        return NotImplemented
+    if not x.dtype.is_floating_point and exponent not in (1, 2, 3):
+        return _int_pow(x, torch.scalar_tensor(exponent, dtype=torch.result_type(x, exponent)))
     exact: dict[Any, Decomposition] = {
         1: lambda v: v.clone(), 2: lambda v: v * v, 3: lambda v: v * v * v, 0.5: torch.sqrt,
         -0.5: torch.rsqrt, -1: torch.reciprocal, -2: lambda v: torch.reciprocal(v * v),
@@ -98,6 +98,19 @@ def _int_pow(x: Tensor, exponent: Tensor) -> Any:
     return torch.round(torch.pow(x.double(), exponent.double())).to(dtype)
 
 
+def _power_of(base: Any, x: Tensor) -> Any:
+    dtype = torch.result_type(base, x)
+    return NotImplemented if dtype.is_floating_point else torch.pow(torch.scalar_tensor(base, dtype=dtype), x.to(dtype))
+
+
+def _shifted_left(x: Tensor, bits: int) -> Tensor:
+    return x * (1 << bits)
+
+
+def _shifted_right(x: Tensor, bits: int) -> Tensor:
+    return torch.div(x, 1 << bits, rounding_mode="floor")
+
+
 def _clamp(x: Tensor, low: Any = None, high: Any = None) -> Any:
     dtype = x.dtype
     for bound in (low, high):
@@ -106,16 +119,18 @@ def _clamp(x: Tensor, low: Any = None, high: Any = None) -> Any:
     return NotImplemented if dtype == x.dtype else torch.clamp(x.to(dtype), low, high)
 
 
-def _div_mode(a: Tensor, b: Any, *, rounding_mode: str | None = None) -> Any:
-    if not isinstance(b, Tensor):
-        b = torch.scalar_tensor(b, dtype=torch.result_type(a, b))
-    dtype = torch.result_type(a, b)
-    a, b = a.to(dtype), b.to(dtype)
+def _div_mode(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
+    """A number as a tensor too: of one, TVM's importer makes an int32 whatever the other operand is."""
+    given, dtype = (a, b), torch.result_type(a, b)
+    a, b = (value.to(dtype) if isinstance(value, Tensor) else torch.scalar_tensor(value, dtype=dtype)
+            for value in (a, b))
     if rounding_mode is None:
         return a / b
     if not dtype.is_floating_point:
+        if rounding_mode == "floor" and a is given[0] and b is given[1]:
+            return NotImplemented
         exact = a if rounding_mode == "floor" else a - torch.fmod(a, b)
-        return NotImplemented if exact is a else exact.div(b, rounding_mode="floor")
+        return exact.div(b, rounding_mode="floor")
     if rounding_mode == "trunc":
         return torch.trunc(a / b)
     rest = torch.fmod(a, b)
@@ -209,6 +224,9 @@ ARITHMETIC: dict[Any, Decomposition] = {
     aten.div.Scalar_mode: _div_mode,
     aten.pow.Tensor_Scalar: first_of(_promoting(aten.pow), _pow),
     aten.pow.Tensor_Tensor: first_of(_int_pow, _promoting(aten.pow)),
+    aten.pow.Scalar: _power_of,
+    aten.__lshift__.Scalar: _shifted_left,
+    aten.__rshift__.Scalar: _shifted_right,
     aten.clamp.default: _clamp,
     aten.rrelu_with_noise_functional.default: _rrelu,
     aten.elu.default: _elu,

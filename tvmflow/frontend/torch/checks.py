@@ -21,6 +21,7 @@ PLAIN_MODULES = {"_operator", "math", "torch"}
 # Our decompositions leave these only where they cannot say it otherwise.
 LEFT_OVER = {
     "_upsample_bilinear2d_aa.default": "antialias=True needs fixed sizes and align_corners=False",
+    "_local_scalar_dense.default": "a number that depends on values: leave out .item() and compute with the tensor",
     "adaptive_max_pool2d.default": "the size must be a multiple of the output size",
     "as_strided.default": "the tensor must be contiguous",
     "index.Tensor": "a mask selects a number of elements that depends on values; use torch.where",

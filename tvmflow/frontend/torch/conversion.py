@@ -15,6 +15,7 @@ from tvm import relax
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter as Importer
 
 from tvmflow.errors import TvmflowError, UnsupportedError, last_line
+from tvmflow.frontend.torch.checks import place
 from tvmflow.frontend.torch.operators import OPERATORS, sizes_of
 
 Converter = Callable[[Any, Importer], relax.Expr]
@@ -63,6 +64,10 @@ def _agreed(node: Any, value: Any, importer: Importer) -> Any:
     _compare(node, tensor, got)
     if all(isinstance(size, int) for size in tensor.shape):
         return value
+    if got.shape is None and torch.Tag.pointwise in getattr(node.target, "tags", ()):
+        raise UnsupportedError(
+            f"operator {node.target} (node `{node.name}`{place(node)}): TVM cannot tell that the sizes of its operands"
+            " agree", "fix the dimensions that they follow from in [shapes.dims]")
     shape = relax.ShapeExpr(sizes_of(node, importer))
     if got.shape is not None and _provably_equal(got.shape, shape):
         return value
