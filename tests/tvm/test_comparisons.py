@@ -15,6 +15,8 @@ import pytest
 import tvm
 from onnx import TensorProto, helper, numpy_helper
 from ops_runs import assert_same, reference
+from tvm import te, topi
+from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
 import tvmflow
@@ -22,6 +24,8 @@ from tvmflow import config, frontend, process, tasks
 from tvmflow.config import Config
 from tvmflow.database import Provenance, Record, Store, pack
 from tvmflow.flow import compile_model
+from tvmflow.kernels import comparisons
+from tvmflow.kernels.axes import blocks_of
 
 PROVENANCE = Provenance(
     versions={"apache-tvm": "0.27.0.post1"}, machine="x86_64", cpu="some CPU", threads=1, date="2026-01-31T00:00:00Z",
@@ -207,3 +211,28 @@ def test_values_for_nan_are_those_of_pytorch(tmp_path: Path) -> None:
     manifest = compile_model(cfg, tmp_path / "a")
     assert manifest.verdict is not None
     assert manifest.verdict.ok
+
+
+@pytest.mark.parametrize("lanes", [1, 4])
+def test_cuda_code_compares_as_the_model_says(lanes: int) -> None:
+    """Its text, for there is no GPU: neither `not x < y` nor `x <= y or y < x` becomes another comparison."""
+    target = tvm.target.Target({"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 1024})
+    x, y = (te.placeholder((64, 64), name=name) for name in "xy")
+    kernels = []
+    for made in (topi.logical_not(topi.less(x, y)), topi.logical_or(topi.less_equal(x, y), topi.less(y, x))):
+        schedule = Schedule(te.create_prim_func([x, y, topi.cast(made, "float32")]))
+        *before, last = blocks_of(schedule)
+        for block in before:
+            schedule.compute_inline(block)
+        rows, columns = schedule.get_loops(last)
+        schedule.bind(rows, "blockIdx.x")
+        columns, vector = schedule.split(columns, [None, lanes])
+        schedule.bind(columns, "threadIdx.x")
+        schedule.vectorize(vector)
+        text = str(tvm.compile(comparisons.exact(schedule.mod, "cuda"), target).mod.imports[0].inspect_source())
+        kernels.append(text[text.rindex("main_kernel(") :])
+    negated, covering = kernels
+    assert "<" in negated
+    assert "<=" not in negated
+    assert "!" not in negated  # which CUDA has not for vectors
+    assert "<=" in covering

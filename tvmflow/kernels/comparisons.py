@@ -6,8 +6,8 @@ a kernel is scheduled, these become calls that the simplifier does not see throu
 comparisons are those of IEEE 754, and extremes are NaN where an operand is. Vectors of booleans that come from memory
 are bytes in LLVM code, of which `not` makes 0xFE: they become the results of comparisons with 0.
 
-Up to then kernels stay as they are, so that neither schedules nor tuning records depend on this. On a GPU, extremes are
-mended in what is printed of them (kernels/nan.py).
+Up to then kernels stay as they are, so that neither schedules nor tuning records depend on this. In CUDA, `!=` is right
+as it is, `not` has no form for vectors, and extremes are mended in what is printed of them (kernels/nan.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Callable
 import tvm
 import tvm_ffi
 from tvm import tirx
-from tvm.ir import Op, TensorLoad, _ffi_api
+from tvm.ir import Call, Op, TensorLoad, _ffi_api
 from tvm.tirx import EQ, GE, GT, LE, LT, NE, Cast, FloatImm, IntImm, Max, Min, Not, PrimFunc, Select
 
 from tvmflow.kernels.lanes import Expr, Scope
@@ -46,6 +46,8 @@ def exact(mod: tvm.IRModule, kind: str) -> tvm.IRModule:
     rules: list[tuple[type[Expr], Callable[[Expr], Expr]]] = [(comparison, _call) for comparison in COMPARISONS]
     if kind == "llvm":
         rules += [(TensorLoad, _condition), *((extreme, _extreme) for extreme in EXTREMES)]
+    else:
+        rules.append((Not, _negation))
     functions = {
         var: f.with_body(tvm_ffi.structural_map(f.body, rules)) if isinstance(f, PrimFunc) else f
         for var, f in mod.functions.items()
@@ -55,6 +57,15 @@ def exact(mod: tvm.IRModule, kind: str) -> tvm.IRModule:
 
 def _condition(load: Expr) -> Expr:
     return NE(Cast("int8", load), IntImm("int8", 0)) if str(load.ty.dtype) == "bool" else load
+
+
+def _negation(negated: Expr) -> Expr:
+    """A comparison with 0 in place of `not`, where numbers are compared in what it negates."""
+    calls: list[Call] = []
+    tvm_ffi.structural_walk(negated.a, (Call, calls.append))
+    names = {op_name(comparison) for comparison in COMPARISONS}
+    compares = any(getattr(call.op, "name", "") in names for call in calls)
+    return EQ(Cast("int32", negated.a), IntImm("int32", 0)) if compares else negated
 
 
 def _call(node: Expr) -> Expr:
@@ -85,11 +96,16 @@ def register() -> None:
         Op.get(name).set_attr("TCallEffectKind", PURE, PRIORITY)
         Op.get(name).set_attr("TVectorizable", True, PRIORITY)
         rule = _of_extreme if kind in EXTREMES else _of_comparison
-        tirx.register_intrin_lowering(name, target="default", f=functools.partial(rule, kind), level=PRIORITY)
+        tirx.register_intrin_lowering(name, target="llvm", f=functools.partial(rule, kind), level=PRIORITY)
+        tirx.register_intrin_lowering(name, target="cuda", f=functools.partial(_in_cuda, kind), level=PRIORITY)
 
 
 def _of_comparison(kind: Callable[..., Expr], call: Expr) -> Expr:
     return Not(EQ(*call.args)) if kind is NE else kind(*call.args)
+
+
+def _in_cuda(kind: Callable[..., Expr], call: Expr) -> Expr:
+    return kind(*call.args)
 
 
 def _of_extreme(kind: Callable[..., Expr], call: Expr) -> Expr:
