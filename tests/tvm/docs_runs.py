@@ -28,7 +28,8 @@ def commands(page: Path) -> list[str]:
     return [line for line in lines if line and line not in ELSEWHERE]
 
 
-def run_commands(page: Path) -> None:
+def run(page: Path) -> None:
+    """The commands first: the Python works on what they made."""
     missing = [name for name in NEEDED if not (ROOT / ".cache" / "models" / "onnx" / f"{name}.onnx").exists()]
     if missing:
         pytest.skip(f"models are not fetched: python scripts/get_models.py .cache/models {' '.join(missing)}")
@@ -36,9 +37,6 @@ def run_commands(page: Path) -> None:
     for command in commands(page):
         done = subprocess.run(command, shell=True, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-
-
-def run_python(page: Path) -> None:
     for block in blocks(page, "python"):
         done = subprocess.run([sys.executable, "-c", block], cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == 0, f"{block}\n{done.stderr[-2000:]}"

@@ -5,14 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from docs_runs import OTHERS, blocks, commands, run_commands, run_python
+from docs_runs import OTHERS, blocks, commands, run
 
 
-@pytest.mark.parametrize("page", [p for p in OTHERS if commands(p)], ids=lambda page: page.name)
-def test_commands(page: Path) -> None:
-    run_commands(page)
-
-
-@pytest.mark.parametrize("page", [p for p in OTHERS if blocks(p, "python")], ids=lambda page: page.name)
-def test_python(page: Path) -> None:
-    run_python(page)
+@pytest.mark.parametrize("page", [p for p in OTHERS if commands(p) or blocks(p, "python")], ids=lambda page: page.name)
+def test_page(page: Path) -> None:
+    run(page)

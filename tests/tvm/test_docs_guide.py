@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from docs_runs import GUIDE, run_commands, run_python
+from docs_runs import GUIDE, run
 
 
-def test_commands() -> None:
-    run_commands(GUIDE)
-
-
-def test_python() -> None:
-    run_python(GUIDE)
+def test_page() -> None:
+    run(GUIDE)

@@ -1,13 +1,9 @@
-"""Every command and the Python of README are run."""
+"""Every command and every piece of Python in README is run."""
 
 from __future__ import annotations
 
-from docs_runs import README, run_commands, run_python
+from docs_runs import README, run
 
 
-def test_commands() -> None:
-    run_commands(README)
-
-
-def test_python() -> None:
-    run_python(README)
+def test_page() -> None:
+    run(README)
