@@ -93,6 +93,14 @@ def bundle(folder: Path) -> Bundle:
     return manifest
 
 
+@pytest.fixture(scope="module")
+def alone_bytes(folder: Path) -> int:
+    """What the weights of a library without buckets take."""
+    cfg = config.from_dict({"model": {"path": str(folder / "m.onnx")}, "shapes": {"dims": {"batch": 4, "words": 16}},
+                            "verify": {"enabled": False}})  # fmt: skip
+    return flow.compile_model(cfg, folder / "alone.tvmflow").files["constants.bin"].size_bytes
+
+
 def drawn(batch: int, words: int, seed: int = 0) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(seed)
     mask = rng.integers(0, 2, (batch, words))
@@ -147,18 +155,11 @@ def test_what_padding_does_is_seen(bundle: Bundle) -> None:
     assert len(bundle.agreement.runs) == 3
 
 
-def test_weights_are_kept_once(bundle: Bundle, folder: Path) -> None:
-    alone = compiled_alone(folder)
+def test_weights_are_kept_once(bundle: Bundle, alone_bytes: int) -> None:
     size = bundle.files["constants.bin"].size_bytes
-    assert size <= alone * 1.05
-    assert sum(bucket.weight_bytes for bucket in bundle.buckets) > 3 * alone
+    assert size <= alone_bytes * 1.05
+    assert sum(bucket.weight_bytes for bucket in bundle.buckets) > 3 * alone_bytes
     assert all(bucket.planned_bytes > 0 for bucket in bundle.buckets)
-
-
-def compiled_alone(folder: Path) -> int:
-    cfg = config.from_dict({"model": {"path": str(folder / "m.onnx")}, "shapes": {"dims": {"batch": 4, "words": 16}},
-                            "verify": {"enabled": False}})  # fmt: skip
-    return flow.compile_model(cfg, folder / "alone.tvmflow").files["constants.bin"].size_bytes
 
 
 def test_the_same_config_gives_the_same_bytes(bundle: Bundle, folder: Path) -> None:
@@ -323,7 +324,9 @@ def test_an_output_of_a_size_that_only_the_run_knows_is_refused(tmp_path: Path) 
         compiled(model, tmp_path / "x.tvmflow", {"buckets": {"batch": [1, 2]}})
 
 
-def test_records_of_buckets_leave_the_weights_in_one_layout(folder: Path, tmp_path: Path) -> None:
+def test_records_of_buckets_leave_the_weights_in_one_layout(
+    folder: Path, alone_bytes: int, tmp_path: Path
+) -> None:
     """Kernels of each bucket are tuned on their own, and all of them read the same weights."""
     shapes = {"buckets": {"batch": [4, 16], "words": [16]}, "pad": {"mask": 0}}
     cfg = config.from_dict({
@@ -335,4 +338,4 @@ def test_records_of_buckets_leave_the_weights_in_one_layout(folder: Path, tmp_pa
     bundle = flow.compile_model(cfg, tmp_path / "tuned.tvmflow")
     assert isinstance(bundle, Bundle)
     assert all(bucket.kernels.get("tuned", 0) for bucket in bundle.buckets)
-    assert bundle.files["constants.bin"].size_bytes <= compiled_alone(folder) * 1.05
+    assert bundle.files["constants.bin"].size_bytes <= alone_bytes * 1.05

@@ -1,45 +1,13 @@
-"""Every command and every piece of Python in README and docs is run, in a copy of what a clone holds."""
+"""Every command and every piece of Python in docs is run; README and the guide have files of their own."""
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-# The command that is running this very test.
-ELSEWHERE = {"make test"}
-# What the configs of these commands read; `make test` fetches them.
-NEEDED = ("ppocr_rec", "minilm_l6", "effnet_lite0", "silero_ifless")
+from docs_runs import OTHERS, blocks, commands, run
 
 
-def blocks(page: Path, language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", page.read_text(), re.DOTALL)
-
-
-def commands(page: Path) -> list[str]:
-    lines = [line.partition("  #")[0].strip() for block in blocks(page, "sh") for line in block.splitlines()]
-    return [line for line in lines if line and line not in ELSEWHERE]
-
-
-@pytest.mark.parametrize("page", [p for p in PAGES if commands(p)], ids=lambda page: page.name)
-def test_commands(page: Path) -> None:
-    missing = [name for name in NEEDED if not (ROOT / ".cache" / "models" / "onnx" / f"{name}.onnx").exists()]
-    if missing:
-        pytest.skip(f"models are not fetched: python scripts/get_models.py .cache/models {' '.join(missing)}")
-    env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    for command in commands(page):
-        done = subprocess.run(command, shell=True, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}"
-
-
-@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p, "python")], ids=lambda page: page.name)
-def test_python(page: Path) -> None:
-    for block in blocks(page, "python"):
-        done = subprocess.run([sys.executable, "-c", block], cwd=ROOT, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"{block}\n{done.stderr[-2000:]}"
+@pytest.mark.parametrize("page", [p for p in OTHERS if commands(p) or blocks(p, "python")], ids=lambda page: page.name)
+def test_page(page: Path) -> None:
+    run(page)

@@ -54,16 +54,6 @@ def lone_reduction(schedule: Schedule, blocks: list[tvm.s_tir.schedule.SBlockRV]
     return reducing[0] if len(reducing) == 1 and len(plain) == len(blocks) - 1 else None
 
 
-def touches_bool(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV) -> bool:
-    """Whether a block reads or writes a buffer of booleans: TVM's vectors of them are wrong for intermediate buffers.
-
-    It takes their bytes for single bits, so that `not` gives 0xFE and `or` does not compile. Inlining them is no way
-    out: `not x == y` becomes an ordered `x != y`, which is false for NaN.
-    """
-    regions = [*schedule.get(block).reads, *schedule.get(block).writes]
-    return any(str(region.source.ty.dtype) == "bool" for region in regions)
-
-
 def axes_of(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV) -> list[Axis]:
     """The axes of a block whose loops are a plain iteration over them, outermost first."""
     pairs = zip(schedule.get_loops(block), schedule.get(block).iter_vars, strict=True)

@@ -32,7 +32,6 @@ from tvmflow.kernels.axes import (
     is_outer_product,
     is_static,
     lone_reduction,
-    touches_bool,
     vector_axis,
 )
 from tvmflow.kernels.elementwise import schedule_padding
@@ -66,8 +65,6 @@ def block(schedule: Schedule, registers: Registers, informed: bool) -> bool:
     place = lone_reduction(schedule, blocks)
     if place is None or len(schedule.get(blocks[place]).reads) < 2:
         return False
-    if any(touches_bool(schedule, after) for after in blocks[place + 1 :]):
-        return False  # inlined, `not x == y` is an ordered `x != y`, which is false for NaN
     tile = Tile.of(schedule, blocks[place], registers)
     if tile is None:
         return False

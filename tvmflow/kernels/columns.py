@@ -25,7 +25,6 @@ from tvmflow.kernels.axes import (
     is_shared,
     is_static,
     lone_reduction,
-    touches_bool,
     vector_axis,
 )
 from tvmflow.kernels.elementwise import parallel
@@ -47,7 +46,7 @@ def apply(schedule: Schedule) -> str:
         return ""
     reduction = blocks[place]
     columns = _columns(schedule, reduction) if place else None  # without anything before it, its own rule is as good
-    if columns is None or any(touches_bool(schedule, block) for block in blocks):
+    if columns is None:
         return ""
     if not all(is_cheap(schedule, block) or _is_read_once(schedule, block) for block in blocks[:place]):
         return ""

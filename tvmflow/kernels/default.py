@@ -33,7 +33,6 @@ from tvmflow.kernels.axes import (
     blocks_of,
     divisor,
     is_outer_product,
-    touches_bool,
     vector_axis,
     width,
 )
@@ -110,7 +109,7 @@ def _schedule_block(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV) -> s
 def _reduction(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV) -> str:
     axes = axes_of(schedule, block)
     spatial = [axis for axis in axes if not axis.is_reduction]
-    vector = None if touches_bool(schedule, block) else vector_axis(schedule, block, spatial)
+    vector = vector_axis(schedule, block, spatial)
     if vector is None:
         parallel(schedule, [axis.loop for axis in spatial], 1)
         # Apart, so that it also happens where the reduction turns out to be empty.

@@ -30,7 +30,6 @@ from tvmflow.kernels.axes import (
     is_static,
     lone_reduction,
     reads_last,
-    touches_bool,
     vector_axis,
 )
 
@@ -53,7 +52,7 @@ def apply(schedule: Schedule) -> str:
     if place is None:
         return ""
     window = blocks[place]
-    if any(touches_bool(schedule, block) for block in blocks) or not _is_window(schedule, window):
+    if not _is_window(schedule, window):
         return ""
     if not all(is_cheap(schedule, block) for block in blocks[:place]):
         return ""

@@ -10,7 +10,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 from tvm.tirx import IntImm, IterVar, Var
 
-from tvmflow.kernels.axes import axis_kinds, blocks_of, extent_of, is_cheap, touches_bool, width
+from tvmflow.kernels.axes import axis_kinds, blocks_of, extent_of, is_cheap, width
 
 RULE = "elementwise"
 SHARES = 64  # pieces of work that any number of threads share well enough
@@ -24,7 +24,7 @@ def apply(schedule: Schedule) -> str:
     vector by vector. A block whose readers would compute it again and again keeps a pass of its own.
     """
     *before, last = blocks_of(schedule)
-    if any(axis_kinds(schedule, b) != {IterVar.DataPar} or touches_bool(schedule, b) for b in [*before, last]):
+    if any(axis_kinds(schedule, block) != {IterVar.DataPar} for block in [*before, last]):
         return ""
     beside, apart = [], []
     for block in reversed(before):
@@ -55,7 +55,7 @@ def schedule_elementwise(schedule: Schedule, block: SBlockRV) -> str:
     Only as many axes are fused as give the threads enough to share: each takes a division to find its place again.
     """
     loops = schedule.get_loops(block)
-    inner = 1 if touches_bool(schedule, block) else width(extent_of(schedule, loops[-1]))
+    inner = width(extent_of(schedule, loops[-1]))
     outer = list(loops[:-1])
     if inner >= 4:
         middle, vector = schedule.split(loops[-1], [None, inner])

@@ -31,7 +31,6 @@ from tvmflow.kernels.axes import (
     is_cheap,
     is_static,
     reads_along,
-    touches_bool,
 )
 from tvmflow.kernels.elementwise import SMALLEST_PARALLEL
 
@@ -57,8 +56,6 @@ def apply(schedule: Schedule) -> str:
         return ""
     reductions = [block for block, kind in zip(blocks, kinds, strict=True) if IterVar.CommReduce in kind]
     if not reductions or not all(_is_along_rows(schedule, block) for block in reductions):
-        return ""
-    if any(touches_bool(schedule, block) for block in blocks):
         return ""
     shared = _shared_axes(schedule, [*reductions, blocks[-1]])
     if not shared:

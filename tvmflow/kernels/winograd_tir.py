@@ -23,7 +23,7 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx import Broadcast, PrimFunc, Ramp, address_of, call_intrin, const
 from tvm.tirx.script.builder import ir as tir
 
-from tvmflow.kernels.axes import blocks_of, touches_bool
+from tvmflow.kernels.axes import blocks_of
 from tvmflow.kernels.default import RULE_ATTR
 from tvmflow.kernels.elementwise import schedule_elementwise
 from tvmflow.kernels.winograd import POINTS, Plan, Shape, even_polynomial, rule
@@ -69,8 +69,6 @@ def schedule(function: PrimFunc) -> PrimFunc:
 
 def _with_tail(made: Schedule, inverse: Block, tail: Sequence[Block]) -> Schedule | None:
     """Elementwise blocks `tail` as one, done for each vector of a tile; None where they are none that can be."""
-    if any(touches_bool(made, block) for block in tail):
-        return None
     try:
         for block in tail[:-1]:
             made.compute_inline(block)

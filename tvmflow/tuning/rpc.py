@@ -28,8 +28,8 @@ from tvmflow.tuning import evaluator, worker
 from tvmflow.tuning.measure import RUN_TIMEOUT_S, Measurer, run_timeout_s
 from tvmflow.tuning.worker import Arg, Job, KilledError
 
-CONNECT_S = 5.0  # for the tracker to answer
-WAIT_S = 30.0  # for a device that others use, or whose server starts again
+CONNECT_S = 20.0  # for the tracker to answer
+WAIT_S = 120.0  # for a device that others use, or whose server starts again
 SESSION_S = 5.0  # for upload, loading and filling arguments, beside the runs
 SLOWNESS = 4  # times as slow as this machine may the device be before candidates run out of time
 GUARD_FILE = "guard.c"

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import tvm
 
+from tvmflow.kernels import comparisons
+
 HERE = Path(__file__).resolve().parent
 
 
@@ -23,6 +25,7 @@ def built(name: str, variant: dict[str, Any]) -> Any:
         from tvmflow.kernels import vector_math
 
         vector_math.register()
+    comparisons.register()
     module = tvm.ir.load_json((HERE / f"{name}.json").read_text())
     with tvm.transform.PassContext(opt_level=3, config=variant["options"]):
         return tvm.compile(module, tvm.target.Target(variant["target"]))["main"]
