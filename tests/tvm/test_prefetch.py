@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import platform
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from tvmflow import target as targets
 from tvmflow.config import TargetSection
 from tvmflow.kernels import default, prefetch
 
-TARGET = targets.to_tvm(targets.resolve(TargetSection(threads=2)), {})
+LEVEL = {"x86_64": "x86-64-v3", "aarch64": "generic"}[platform.machine()]
+TARGET = targets.to_tvm(targets.resolve(TargetSection(mcpu=LEVEL, threads=2)), {})
 
 
 def matmul(m: int, k: int, n: int) -> list[te.Tensor]:
@@ -48,7 +50,7 @@ def requests(mod: tvm.IRModule) -> int:
 @pytest.mark.parametrize("tensors", [matmul(64, 576, 1536), matmul(128, 1536, 384), convolution(7, 256, 256)])
 def test_values_are_the_same(tensors: list[te.Tensor]) -> None:
     mod = packed(scheduled(tensors))
-    changed = prefetch.inserted(mod)
+    changed = prefetch.inserted(mod, TARGET)
     assert requests(changed) > requests(mod) == 0
     rng = np.random.default_rng(0)
     shapes = [tuple(int(d) for d in param.ty.shape) for param in mod["main"].params]
@@ -84,7 +86,7 @@ def test_a_whole_panel_is_asked_for() -> None:
 )
 def test_what_gains_nothing_stays(tensors: list[te.Tensor]) -> None:
     mod = packed(scheduled(tensors))
-    assert requests(prefetch.inserted(mod)) == 0
+    assert requests(prefetch.inserted(mod, TARGET)) == 0
 
 
 def test_weights_that_are_not_packed_stay() -> None:
@@ -92,3 +94,9 @@ def test_weights_that_are_not_packed_stay() -> None:
     repacking_itself = scheduled(matmul(64, 576, 1536))["main"]
     for function in (plain, repacking_itself):
         assert "prefetch" not in prefetch.insert(function).script()
+
+
+def test_zen_is_left_to_itself() -> None:
+    zen = targets.to_tvm(targets.resolve(TargetSection(mcpu="znver4", threads=2)), {})
+    mod = packed(scheduled(matmul(64, 576, 1536), zen))
+    assert prefetch.inserted(mod, zen).same_as(mod)

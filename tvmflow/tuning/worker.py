@@ -104,7 +104,7 @@ def library(job: Job, target: tvm.target.Target) -> Any:
     mod = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(tvm.ir.load_json(job.module_json))
     if str(target.kind) == "llvm":
         vector_math.register()  # all as in the library that the schedule ends up in
-        mod = prefetch.inserted(extremes.from_infinity(gelu.recognised(mod, target)))
+        mod = prefetch.inserted(extremes.from_infinity(gelu.recognised(mod, target)), target)
     mod = comparisons.exact(mod, str(target.kind))
     with tvm.transform.PassContext(opt_level=3, config={"tirx.disable_assert": True}):
         return tvm.tirx.build(mod, target=target)
