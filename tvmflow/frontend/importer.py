@@ -15,7 +15,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto
 from tvm import relax, tirx
 from tvm.relax.frontend.onnx.onnx_frontend import ONNXGraphImporter, onnx_input
 
-from tvmflow.errors import UnsupportedError
+from tvmflow.errors import UnsupportedError, last_line
 from tvmflow.frontend import ops, shape_values
 from tvmflow.frontend.agreement import agreed
 from tvmflow.frontend.branches import check_alike, has_shape, stopping, types_of
@@ -111,12 +111,12 @@ class Importer(ONNXGraphImporter):  # type: ignore[misc] # TVM carries no types
         except Exception as exc:
             inputs = [self._declared(name) for name in dict.fromkeys(node.input) if name]
             if node.op_type != "If" and (wrong := contradiction(node, inputs, self.opset)):
-                reason = _first_line(wrong).rpartition("Error] ")[2]
+                reason = last_line(wrong)[:300].rpartition("Error] ")[2]
                 raise UnsupportedError(f"{describe(node)}: it cannot run at these sizes: {reason}",
                                        "correct the sizes of the inputs, or the model") from wrong
             if isinstance(exc, UnsupportedError):
                 raise
-            raise UnsupportedError(f"{describe(node)}: TVM cannot convert it: {_first_line(exc)}",
+            raise UnsupportedError(f"{describe(node)}: TVM cannot convert it: {last_line(exc)[:300]}",
                                    "change the model so that it does without this node") from exc
 
     def _declared(self, name: str) -> onnx.ValueInfoProto | None:
@@ -274,8 +274,3 @@ def _shape_of(value: Any) -> Sequence[Any] | None:
     if not isinstance(value.ty, relax.TensorType) or not isinstance(value.ty.shape, relax.ShapeExpr):
         return None
     return [*value.ty.shape.values]
-
-
-def _first_line(exc: BaseException) -> str:
-    lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
-    return (lines[-1] if lines else type(exc).__name__)[:300]

@@ -19,11 +19,11 @@ from collections.abc import Callable
 import tvm
 import tvm_ffi
 from tvm import tirx
-from tvm.ir import Call, Op, TensorLoad, _ffi_api
-from tvm.tirx import EQ, GE, GT, LE, LT, NE, Cast, FloatImm, IntImm, Max, Min, Not, PrimFunc, Select
+from tvm.ir import Call, TensorLoad
+from tvm.tirx import EQ, GE, GT, LE, LT, NE, Cast, FloatImm, IntImm, Max, Min, Not, Select
 
 from tvmflow.kernels.lanes import Expr, Scope
-from tvmflow.kernels.vector_math import PRIORITY, PURE
+from tvmflow.kernels.rewriting import PRIORITY, define, each_kernel
 
 COMPARISONS = (EQ, NE, LT, LE, GT, GE)
 EXTREMES = (Max, Min)
@@ -48,11 +48,7 @@ def exact(mod: tvm.IRModule, kind: str) -> tvm.IRModule:
         rules += [(TensorLoad, _condition), *((extreme, _extreme) for extreme in EXTREMES)]
     else:
         rules.append((Not, _negation))
-    functions = {
-        var: f.with_body(tvm_ffi.structural_map(f.body, rules)) if isinstance(f, PrimFunc) else f
-        for var, f in mod.functions.items()
-    }  # fmt: skip
-    return tvm.IRModule(functions, attrs=mod.attrs)
+    return each_kernel(mod, lambda f: f.with_body(tvm_ffi.structural_map(f.body, rules)))
 
 
 def _condition(load: Expr) -> Expr:
@@ -92,9 +88,7 @@ def register() -> None:
     """Makes code of this process do what the calls say; every process that builds or reads such kernels calls it."""
     for kind in (*COMPARISONS, *EXTREMES):
         name = op_name(kind)
-        _ffi_api.RegisterOp(name, f"{kind.__name__} of floating-point numbers, among them NaN")
-        Op.get(name).set_attr("TCallEffectKind", PURE, PRIORITY)
-        Op.get(name).set_attr("TVectorizable", True, PRIORITY)
+        define(name, f"{kind.__name__} of floating-point numbers, among them NaN")
         rule = _of_extreme if kind in EXTREMES else _of_comparison
         tirx.register_intrin_lowering(name, target="llvm", f=functools.partial(rule, kind), level=PRIORITY)
         tirx.register_intrin_lowering(name, target="cuda", f=functools.partial(_in_cuda, kind), level=PRIORITY)

@@ -12,6 +12,8 @@ from tvm import tirx
 from tvm.ir import TensorLoad
 from tvm.tirx import Buffer, BufferStore, FloatImm, Max, Min, PrimFunc
 
+from tvmflow.kernels.rewriting import each_kernel
+
 PADDED = "pad_temp"  # TVM's buffer for the padded input of a pool
 
 
@@ -25,8 +27,7 @@ class StartFromInfinity:
 
 def from_infinity(mod: tvm.IRModule) -> tvm.IRModule:
     """What the pass makes of a module."""
-    functions = {var: _changed(f) if isinstance(f, PrimFunc) else f for var, f in mod.functions.items()}
-    return tvm.IRModule(functions, attrs=mod.attrs)
+    return each_kernel(mod, _changed)
 
 
 def _changed(function: PrimFunc) -> PrimFunc:

@@ -18,6 +18,7 @@ from tvm.tirx import Add, Div, FloatImm, Mul, PrimFunc
 from tvmflow.kernels import vector_math
 from tvmflow.kernels.axes import Registers
 from tvmflow.kernels.lanes import TABLE_SIZE, Expr
+from tvmflow.kernels.rewriting import each_kernel
 
 
 @tvm.transform.module_pass(opt_level=0, name="RecogniseGelu")
@@ -33,8 +34,7 @@ def recognised(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     vector_math.register()
     has_table = Registers.of(target).lanes == TABLE_SIZE
     gelu = vector_math.op_name("gelu_by_table" if has_table else "gelu")
-    functions = {var: _recognised(f, gelu) if isinstance(f, PrimFunc) else f for var, f in mod.functions.items()}
-    return tvm.IRModule(functions, attrs=mod.attrs)
+    return each_kernel(mod, lambda function: _recognised(function, gelu))
 
 
 def _recognised(function: PrimFunc, gelu: str) -> PrimFunc:

@@ -20,6 +20,8 @@ from tvm.ir import TensorLoad
 from tvm.s_tir import SBlock, SBlockRealize
 from tvm.tirx import For, ForKind, IntImm, PrimFunc
 
+from tvmflow.kernels.rewriting import each_kernel
+
 SMALLEST_BYTES = 640 << 10  # of weights; fewer are in the cache already
 MAX_LINES = 32  # of one portion: more would keep loads waiting
 MIN_STEPS = 4  # between portions: each takes the tile out of the registers and back
@@ -39,8 +41,7 @@ def inserted(mod: tvm.IRModule, target: tvm.target.Target) -> tvm.IRModule:
     """What the pass makes of a module for an `llvm` target."""
     if str(target.attrs.get("mcpu", "")).startswith("znver"):
         return mod
-    functions = {var: insert(f) if isinstance(f, PrimFunc) else f for var, f in mod.functions.items()}
-    return tvm.IRModule(functions, attrs=mod.attrs)
+    return each_kernel(mod, insert)
 
 
 def insert(function: PrimFunc) -> PrimFunc:

@@ -16,10 +16,11 @@ import functools
 from collections.abc import Callable
 
 from tvm import tirx
-from tvm.ir import Op, _ffi_api
+from tvm.ir import Op
 
 from tvmflow.kernels import elementary, trigonometry
 from tvmflow.kernels.lanes import Expr, Scope, cast
+from tvmflow.kernels.rewriting import PRIORITY, define
 
 FUNCTIONS: dict[str, Callable[..., Expr]] = {
     "exp": elementary.exp,
@@ -47,24 +48,22 @@ FUNCTIONS: dict[str, Callable[..., Expr]] = {
     "acosh": trigonometry.acosh,
     "atanh": trigonometry.atanh,
 }
+OURS = {"gelu", "gelu_by_table"}  # TVM has none in TensorIR
 # What LLVM itself expands for float64; the others are TVM's own expressions of these, or called lane by lane.
 LLVM_INTRINSICS = ("exp", "exp2", "exp10", "log", "log2", "log10", "tanh", "sinh", "cosh", "pow", "sin", "cos", "tan",
                    "asin", "acos", "atan")  # fmt: skip
 BY_LANES = ("log1p", "erf", "asinh", "acosh", "atanh")
-PURE = 1  # CallEffectKind::kPure of include/tvm/tirx/op_attr_types.h
-PRIORITY = 100  # above TVM's own rules, which have 10
 
 
 @functools.cache
 def register() -> None:
     """Makes LLVM code of this process use these functions; every process that builds calls it first."""
-    for name in ("gelu", "gelu_by_table"):  # TVM has none in TensorIR
-        _ffi_api.RegisterOp(op_name(name), "x times the normal distribution's P(X < x)")
-        Op.get(op_name(name)).set_attr("TCallEffectKind", PURE, PRIORITY)
+    for name in OURS:
+        define(op_name(name), "x times the normal distribution's P(X < x)")
     for name, function in FUNCTIONS.items():
         rule = functools.partial(_lower, name, function)
         tirx.register_intrin_lowering(op_name(name), target="llvm", f=rule, level=PRIORITY)
-    for name in (*FUNCTIONS, "rsqrt"):  # without this attribute a loop around the call stays scalar
+    for name in {*FUNCTIONS, "rsqrt"} - OURS:  # without this attribute a loop around the call stays scalar
         Op.get(op_name(name)).set_attr("TVectorizable", True, PRIORITY)
 
 
