@@ -53,8 +53,10 @@ def sizes_of(text: str) -> tuple[int, int]:
 
 def build(arguments: argparse.Namespace) -> None:
     """Compiles what is not in the folder yet."""
-    wanted: dict[str, Shapes] = {BUNDLE: {"buckets": {"batch": arguments.batch, "sequence": arguments.sequence}},
-                                 DYNAMIC: {"buckets": []}}  # fmt: skip
+    wanted: dict[str, Shapes] = {
+        BUNDLE: {"buckets": {"batch": arguments.batch, "sequence": arguments.sequence}},
+        DYNAMIC: {"buckets": []},
+    }
     for text in arguments.sizes:
         dims = dict(zip(("batch", "sequence"), sizes_of(text), strict=True))
         wanted[f"{text}.tvmflow"] = {"buckets": [], "dims": dims}
@@ -74,10 +76,15 @@ def latency(arguments: argparse.Namespace) -> None:
     for text in arguments.sizes:
         feeds = drawn(*sizes_of(text), seed=0)
         tight = tvmflow.load(folder / f"{text}.tvmflow", threads)
-        ours, *others = bench.interleave({
-            "buckets": lambda f=feeds: padded.run(f), "tight": lambda f=feeds, s=tight: s.run(f),
-            "dynamic": lambda f=feeds: dynamic.run(f), "ONNX Runtime": lambda f=feeds: peer.run(None, f),
-        }, arguments.seconds)  # fmt: skip
+        ours, *others = bench.interleave(
+            {
+                "buckets": lambda f=feeds: padded.run(f),
+                "tight": lambda f=feeds, s=tight: s.run(f),
+                "dynamic": lambda f=feeds: dynamic.run(f),
+                "ONNX Runtime": lambda f=feeds: peer.run(None, f),
+            },
+            arguments.seconds,
+        )
         times = " | ".join(f"{samples.median_s * 1e3:.2f}" for samples in (ours, *others))
         ratios = " | ".join(f"{bench.ratio(ours, other):.2f}" for other in others)
         print(f"| {text} | {served_by(padded.manifest, *sizes_of(text))} | {times} | {ratios} |", flush=True)
@@ -103,8 +110,13 @@ def sizes(arguments: argparse.Namespace) -> None:
 def memory(arguments: argparse.Namespace) -> None:
     """Prints resident memory while threads call one artifact with mixed sizes, and how many values were wrong."""
     rng = np.random.default_rng(0)
-    shapes = [(int(2 ** rng.uniform(0, np.log2(max(arguments.batch) * 1.3))),
-               int(2 ** rng.uniform(0, np.log2(max(arguments.sequence))))) for _ in range(DISTINCT)]  # fmt: skip
+    shapes = [
+        (
+            int(2 ** rng.uniform(0, np.log2(max(arguments.batch) * 1.3))),
+            int(2 ** rng.uniform(0, np.log2(max(arguments.sequence)))),
+        )
+        for _ in range(DISTINCT)
+    ]
     requests = [drawn(*shape, seed) for seed, shape in enumerate(shapes)]
     peer = peer_of(MODEL)
     wanted = [peer.run(None, feeds) for feeds in requests]
@@ -165,8 +177,11 @@ def main() -> None:
             words = [sys.executable, __file__, *sys.argv[1:], "--part", part, "--folder", str(folder)]
             if part == "latency":
                 print(f"\n{arguments.threads} threads; times in ms; ORT is ONNX Runtime; below 1: buckets are faster\n")
-                print("| request | served by | buckets | tight | dynamic | ORT | buckets/tight | buckets/dynamic "
-                      "| buckets/ORT |\n|---|---|---|---|---|---|---|---|---|", flush=True)  # fmt: skip
+                print(
+                    "| request | served by | buckets | tight | dynamic | ORT | buckets/tight | buckets/dynamic "
+                    "| buckets/ORT |\n|---|---|---|---|---|---|---|---|---|",
+                    flush=True,
+                )
             for sizes_ in arguments.sizes if part == "latency" else [""]:
                 subprocess.run([*words, *(["--sizes", sizes_] if sizes_ else [])], check=True)
 

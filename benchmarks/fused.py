@@ -33,12 +33,22 @@ def write_model(path: Path) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(0)
     weights = rng.standard_normal((INNER, COLUMNS), "float32") / INNER**0.5
     bias = rng.standard_normal(COLUMNS, "float32")
-    nodes = [helper.make_node("MatMul", ["x", "W"], ["p"]), helper.make_node("Add", ["p", "b"], ["s"]),
-             helper.make_node("Gelu", ["s"], ["y"])]  # fmt: skip
-    value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [ROWS, size])
-             for name, size in (("x", INNER), ("y", COLUMNS))]  # fmt: skip
-    graph = helper.make_graph(nodes, "fused", value[:1], value[1:],
-                              [numpy_helper.from_array(weights, "W"), numpy_helper.from_array(bias, "b")])  # fmt: skip
+    nodes = [
+        helper.make_node("MatMul", ["x", "W"], ["p"]),
+        helper.make_node("Add", ["p", "b"], ["s"]),
+        helper.make_node("Gelu", ["s"], ["y"]),
+    ]
+    value = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, [ROWS, size])
+        for name, size in (("x", INNER), ("y", COLUMNS))
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "fused",
+        value[:1],
+        value[1:],
+        [numpy_helper.from_array(weights, "W"), numpy_helper.from_array(bias, "b")],
+    )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), path)
     return weights, bias
 
@@ -84,16 +94,23 @@ def main() -> None:
         x = torch.from_numpy(np.random.default_rng(1).standard_normal((ROWS, INNER), "float32")).clone()
         layer, b, feeds = torch.from_numpy(weights.T.copy()), torch.from_numpy(bias), {"x": x.numpy()}
         with torch.inference_mode():
-            ours, ort, eager = bench.interleave({
-                "tvmflow": lambda: session.run_list(feeds),
-                "ONNX Runtime": lambda: peer.run(None, feeds),
-                "torch": lambda: torch.nn.functional.gelu(torch.nn.functional.linear(x, layer, b)),
-            }, budget_s)  # fmt: skip
+            ours, ort, eager = bench.interleave(
+                {
+                    "tvmflow": lambda: session.run_list(feeds),
+                    "ONNX Runtime": lambda: peer.run(None, feeds),
+                    "torch": lambda: torch.nn.functional.gelu(torch.nn.functional.linear(x, layer, b)),
+                },
+                budget_s,
+            )
         slow = naive_s(weights, feeds["x"])
     print(f"{cpu_name()}; {THREADS} threads; onnxruntime {onnxruntime.__version__}, torch {version('torch')}\n")
     print("| | us | times tvmflow's |\n|---|---|---|")
-    for label, seconds in (("tvmflow", ours.median_s), ("ONNX Runtime", ort.median_s), ("torch", eager.median_s),
-                           ("TVM's naive loops, matmul alone", slow)):  # fmt: skip
+    for label, seconds in (
+        ("tvmflow", ours.median_s),
+        ("ONNX Runtime", ort.median_s),
+        ("torch", eager.median_s),
+        ("TVM's naive loops, matmul alone", slow),
+    ):
         print(f"| {label} | {seconds * 1e6:.0f} | {seconds / ours.median_s:.2f} |")
 
 

@@ -28,8 +28,19 @@ from tvmflow.children import running
 from tvmflow.host import cpu_name
 
 ROOT = Path(__file__).resolve().parents[1]
-MODELS = ("resnet50", "effnet_lite0", "minilm_l6", "ppocr_rec", "ppocr_det", "realesr_fp32", "crepe_tiny",
-          "smollm2_135m", "silero_ifless", "magika", "basic_pitch")  # fmt: skip
+MODELS = (
+    "resnet50",
+    "effnet_lite0",
+    "minilm_l6",
+    "ppocr_rec",
+    "ppocr_det",
+    "realesr_fp32",
+    "crepe_tiny",
+    "smollm2_135m",
+    "silero_ifless",
+    "magika",
+    "basic_pitch",
+)
 SECONDS = 8.0
 STOCK_RUNS = 3
 
@@ -71,11 +82,19 @@ def time_model(artifact: Path, stock: bool) -> None:
     (kernels,) = running.kernel_times([(artifact, feeds)])
     tuned = sum(kernels.get(kernel.name, 0.0) for kernel in manifest.kernels if kernel.origin == "tuned")
     slowest = sorted(((kernels.get(k.name, 0.0), k.name) for k in manifest.kernels), reverse=True)[:3]
-    print(json.dumps({
-        "ours_s": ours.median_s, "peer_s": peer.median_s, "tuned": tuned / sum(kernels.values()),
-        "stock_s": stock_s(cfg, {spec.name: feeds[spec.name] for spec in manifest.signature.inputs}) if stock else 0.0,
-        "slowest": ", ".join(f"{name} {seconds * 1e3:.2f}" for seconds, name in slowest),
-    }))  # fmt: skip
+    print(
+        json.dumps(
+            {
+                "ours_s": ours.median_s,
+                "peer_s": peer.median_s,
+                "tuned": tuned / sum(kernels.values()),
+                "stock_s": stock_s(cfg, {spec.name: feeds[spec.name] for spec in manifest.signature.inputs})
+                if stock
+                else 0.0,
+                "slowest": ", ".join(f"{name} {seconds * 1e3:.2f}" for seconds, name in slowest),
+            }
+        )
+    )
 
 
 def main(database: Path | None) -> None:
@@ -100,9 +119,11 @@ def main(database: Path | None) -> None:
             done = subprocess.run(words, check=True, stdout=subprocess.PIPE)
             found = json.loads(done.stdout.splitlines()[-1])
             ratios.append(found["ours_s"] / found["peer_s"])
-            print(f"| {model} | {seconds:.1f} | {found['ours_s'] * 1e3:.3f} | {found['peer_s'] * 1e3:.3f} "
-                  f"| {ratios[-1]:.2f} | {found['stock_s'] * 1e3:.1f} | {found['tuned']:.0%} | {found['slowest']} |",
-                  flush=True)  # fmt: skip
+            print(
+                f"| {model} | {seconds:.1f} | {found['ours_s'] * 1e3:.3f} | {found['peer_s'] * 1e3:.3f} "
+                f"| {ratios[-1]:.2f} | {found['stock_s'] * 1e3:.1f} | {found['tuned']:.0%} | {found['slowest']} |",
+                flush=True,
+            )
     mean = statistics.geometric_mean(ratios)
     print(f"\nRatios to ONNX Runtime: geometric mean {mean:.2f}, largest {max(ratios):.2f}")
 

@@ -36,16 +36,25 @@ def write_model(path: Path) -> np.ndarray:
     """Writes MatMul(x, B) and returns B."""
     weights = np.random.default_rng(0).standard_normal((SIZE, SIZE)).astype("float32")
     value = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, [SIZE, SIZE]) for name in ("x", "y")}
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "B"], ["y"])], "matmul", [value["x"]], [value["y"]],
-                              [numpy_helper.from_array(weights, "B")])  # fmt: skip
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "B"], ["y"])],
+        "matmul",
+        [value["x"]],
+        [value["y"]],
+        [numpy_helper.from_array(weights, "B")],
+    )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
     return weights
 
 
 def tuned(model: Path, folder: Path, threads: int, trials: int) -> Path:
     """The artifact of the model, tuned for `threads`."""
-    overrides = [{"target": {"threads": threads},
-                  "tuning": {"database": str(folder / "db"), "trials_per_task": trials, "minutes": 10.0}}]  # fmt: skip
+    overrides = [
+        {
+            "target": {"threads": threads},
+            "tuning": {"database": str(folder / "db"), "trials_per_task": trials, "minutes": 10.0},
+        }
+    ]
     cfg = config.of_model(str(model), overrides)
     flow.tune([cfg], flow.Selection(), lambda event: None)
     out = folder / f"matmul{threads}.tvmflow"
@@ -73,11 +82,14 @@ def timed(artifact: Path, model: Path, weights: np.ndarray, threads: int) -> tup
     # Memory of torch's stands at 64 bytes, where our kernels read it in place; all three read the same.
     a = torch.from_numpy(np.random.default_rng(1).standard_normal((SIZE, SIZE)).astype("float32")).clone()
     b, feeds = torch.from_numpy(weights), {"x": a.numpy()}
-    return bench.interleave({
-        "tvmflow": lambda: session.run_list(feeds),
-        "ONNX Runtime": lambda: peer.run(None, feeds),
-        "torch": lambda: torch.matmul(a, b),
-    }, 10.0)  # fmt: skip
+    return bench.interleave(
+        {
+            "tvmflow": lambda: session.run_list(feeds),
+            "ONNX Runtime": lambda: peer.run(None, feeds),
+            "torch": lambda: torch.matmul(a, b),
+        },
+        10.0,
+    )
 
 
 def main() -> None:
@@ -99,8 +111,11 @@ def main() -> None:
         write_model(model)
         for threads in THREADS:
             artifact = tuned(model, Path(name), threads, trials)
-            subprocess.run([sys.executable, __file__, "--time", artifact, model, str(threads)], check=True,
-                           env={**os.environ, "TVM_NUM_THREADS": str(threads)})  # fmt: skip
+            subprocess.run(
+                [sys.executable, __file__, "--time", artifact, model, str(threads)],
+                check=True,
+                env={**os.environ, "TVM_NUM_THREADS": str(threads)},
+            )
 
 
 if __name__ == "__main__":

@@ -25,8 +25,12 @@ COLUMNS = "| model | compile s | import | graph | code | verify | peak MiB | max
 
 
 def tvmflow(*arguments: str | Path) -> Any:
-    done = subprocess.run([sys.executable, "-m", "tvmflow.cli", *map(str, arguments), "--json"], capture_output=True,
-                          text=True, check=False)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "tvmflow.cli", *map(str, arguments), "--json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if done.returncode:
         raise SystemExit(f"{arguments}: {done.stderr}")
     return json.loads(done.stdout)

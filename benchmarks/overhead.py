@@ -28,21 +28,35 @@ SECONDS = 4.0
 
 def negative(folder: Path) -> Path:
     """A model of arrays as long as those of silero that negates them."""
-    inputs = [helper.make_tensor_value_info("input", TensorProto.FLOAT, [1, 576]),
-              helper.make_tensor_value_info("state", TensorProto.FLOAT, [2, 1, 128])]  # fmt: skip
-    outputs = [helper.make_tensor_value_info("state2", TensorProto.FLOAT, [2, 1, 128]),
-               helper.make_tensor_value_info("input2", TensorProto.FLOAT, [1, 576])]  # fmt: skip
+    inputs = [
+        helper.make_tensor_value_info("input", TensorProto.FLOAT, [1, 576]),
+        helper.make_tensor_value_info("state", TensorProto.FLOAT, [2, 1, 128]),
+    ]
+    outputs = [
+        helper.make_tensor_value_info("state2", TensorProto.FLOAT, [2, 1, 128]),
+        helper.make_tensor_value_info("input2", TensorProto.FLOAT, [1, 576]),
+    ]
     nodes = [helper.make_node("Neg", ["state"], ["state2"]), helper.make_node("Neg", ["input"], ["input2"])]
-    onnx.save(helper.make_model(helper.make_graph(nodes, "negative", inputs, outputs), ir_version=8,
-                                opset_imports=[helper.make_opsetid("", 17)]), folder / "negative.onnx")  # fmt: skip
+    onnx.save(
+        helper.make_model(
+            helper.make_graph(nodes, "negative", inputs, outputs),
+            ir_version=8,
+            opset_imports=[helper.make_opsetid("", 17)],
+        ),
+        folder / "negative.onnx",
+    )
     return tvmflow.compile(folder / "negative.onnx", out=folder / "negative.tvmflow")
 
 
 def feeds_of(session: Session, seed: int) -> dict[str, np.ndarray]:
     """Drawn inputs; integers are a sample rate."""
     rng = np.random.default_rng(seed)
-    return {spec.name: np.full(spec.shape, 16000, spec.dtype) if spec.dtype == "int64"
-            else rng.standard_normal(spec.shape).astype(spec.dtype) for spec in session.signature.inputs}  # fmt: skip
+    return {
+        spec.name: np.full(spec.shape, 16000, spec.dtype)
+        if spec.dtype == "int64"
+        else rng.standard_normal(spec.shape).astype(spec.dtype)
+        for spec in session.signature.inputs
+    }
 
 
 def peer_of(model: Path, threads: int = 0) -> onnxruntime.InferenceSession:
@@ -57,8 +71,11 @@ def row(name: str, artifact: Path, model: Path, threads: int) -> None:
     peer = peer_of(model, threads)
     feeds = feeds_of(session, 0)
     ours, theirs = bench.interleave({"a": lambda: session.run(feeds), "b": lambda: peer.run(None, feeds)}, SECONDS)
-    print(f"| {name} | {threads} | {ours.median_s * 1e6:.1f} | {theirs.median_s * 1e6:.1f} | "
-          f"{bench.ratio(ours, theirs):.2f} |", flush=True)  # fmt: skip
+    print(
+        f"| {name} | {threads} | {ours.median_s * 1e6:.1f} | {theirs.median_s * 1e6:.1f} | "
+        f"{bench.ratio(ours, theirs):.2f} |",
+        flush=True,
+    )
 
 
 def main() -> None:

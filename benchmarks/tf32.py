@@ -29,8 +29,10 @@ def cases() -> Iterator[tuple[str, list[np.ndarray]]]:
     shapes = [((m, k), (k, n)) for m, n, k in MATMULS]
     shapes += [((1, s, s, ci), (3, 3, ci, co)) for s, ci, co in CONVOLUTIONS]
     for x, w in shapes:
-        yield " @ ".join("x".join(map(str, shape)) for shape in (x, w)), [
-            rng.standard_normal(shape, dtype="float32") for shape in (x, w)]  # fmt: skip
+        yield (
+            " @ ".join("x".join(map(str, shape)) for shape in (x, w)),
+            [rng.standard_normal(shape, dtype="float32") for shape in (x, w)],
+        )
 
 
 def reference(arrays: list[np.ndarray]) -> np.ndarray:
@@ -77,6 +79,7 @@ def torchs(arrays: list[np.ndarray], tf32: bool) -> tuple[float, np.ndarray]:
     x, w = (torch.from_numpy(array).cuda() for array in arrays)
     run: Callable[[], torch.Tensor]
     if x.ndim == 2:
+
         def run() -> torch.Tensor:
             return x @ w
     else:
@@ -84,6 +87,7 @@ def torchs(arrays: list[np.ndarray], tf32: bool) -> tuple[float, np.ndarray]:
 
         def run() -> torch.Tensor:
             return torch.nn.functional.conv2d(x, w, padding=1)
+
     flush = torch.empty(128 << 20, dtype=torch.uint8, device="cuda")
     result, samples = run(), []
     for _ in range(10):
@@ -101,7 +105,8 @@ def torchs(arrays: list[np.ndarray], tf32: bool) -> tuple[float, np.ndarray]:
 def rows(arch: str) -> Iterator[tuple[str, float, str, bool, float, float]]:
     """Product, 10^9 operations, whose kernel, TF32 or not, seconds, largest error."""
     peers: dict[str, Callable[[list[np.ndarray], bool], tuple[float, np.ndarray]]] = {
-        "tvmflow": lambda arrays, tf32: ours(arrays, arch, tf32)}  # fmt: skip
+        "tvmflow": lambda arrays, tf32: ours(arrays, arch, tf32)
+    }
     try:
         import torch
 
@@ -128,8 +133,11 @@ def main() -> None:
             os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **env})
     print(f"{arch}\n\n{HEADER}\n|---|---|---|---|---|---|---|", flush=True)
     for name, gflop, peer, tf32, seconds, error in rows(arch):
-        print(f"| {name} | {gflop:.2f} | {peer} | {'on' if tf32 else 'off'} | {seconds * 1e6:.1f} "
-              f"| {gflop / seconds / 1e3:.1f} | {error:.1e} |", flush=True)  # fmt: skip
+        print(
+            f"| {name} | {gflop:.2f} | {peer} | {'on' if tf32 else 'off'} | {seconds * 1e6:.1f} "
+            f"| {gflop / seconds / 1e3:.1f} | {error:.1e} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

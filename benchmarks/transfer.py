@@ -62,8 +62,11 @@ def main() -> None:
             needed.append([trials if r is None else r for r in reached])
             best = [max(speed for _, speed in found) for found in (without, with_)]
             shown = ["never" if r is None else str(r) for r in reached]
-            print(f"| {task.name[:40]} | {without[0][1]:.0f} | {with_[0][1]:.0f} | {best[0]:.0f} | {best[1]:.0f} "
-                  f"| {shown[0]} | {shown[1]} |", flush=True)  # fmt: skip
+            print(
+                f"| {task.name[:40]} | {without[0][1]:.0f} | {with_[0][1]:.0f} | {best[0]:.0f} | {best[1]:.0f} "
+                f"| {shown[0]} | {shown[1]} |",
+                flush=True,
+            )
     sums = [sum(pair[side] for pair in needed) for side in (0, 1)]
     print(f"\n{sums[0]} trials without, {sums[1]} with")
 

@@ -74,25 +74,36 @@ def upstream_session(mod: tvm.IRModule, target: tvm.target.Target, trials: int, 
     started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         database = ms.tir_integration.tune_tir(
-            mod, target, folder, trials, num_trials_per_iter=64, seed=seed,
-            builder=ms.builder.LocalBuilder(max_workers=THREADS, timeout_sec=300), runner=ms.runner.LocalRunner(),
-        )  # fmt: skip
+            mod,
+            target,
+            folder,
+            trials,
+            num_trials_per_iter=64,
+            seed=seed,
+            builder=ms.builder.LocalBuilder(max_workers=THREADS, timeout_sec=300),
+            runner=ms.runner.LocalRunner(),
+        )
         seconds = time.perf_counter() - started
         best = database.query_schedule(mod, target, "main")
         return Tuned(len(database.get_all_tuning_records()), seconds, best)
 
 
 def sessions(trials: int, seed: int, target: tvm.target.Target) -> None:
-    print("Sessions\n\n| task | ours: trials, s, trials/s | upstream: trials, s, trials/s | ratio | ours best GFLOP/s "
-          "| upstream best |\n|---|---|---|---|---|---|", flush=True)  # fmt: skip
+    print(
+        "Sessions\n\n| task | ours: trials, s, trials/s | upstream: trials, s, trials/s | ratio | ours best GFLOP/s "
+        "| upstream best |\n|---|---|---|---|---|---|",
+        flush=True,
+    )
     for name, (function, flop) in kernels().items():
         mod = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
         ours, theirs = (tune(mod, target, trials, seed) for tune in (our_session, upstream_session))
         best = speeds([ours.best, theirs.best], flop, target)
         rates = [side.trials / side.seconds for side in (ours, theirs)]
         cells = [f"{s.trials}, {s.seconds:.0f}, {rate:.2f}" for s, rate in zip((ours, theirs), rates, strict=True)]
-        print(f"| {name} | {cells[0]} | {cells[1]} | {rates[0] / rates[1]:.1f} | {best[0]:.0f} | {best[1]:.0f} |",
-              flush=True)  # fmt: skip
+        print(
+            f"| {name} | {cells[0]} | {cells[1]} | {rates[0] / rates[1]:.1f} | {best[0]:.0f} | {best[1]:.0f} |",
+            flush=True,
+        )
 
 
 def candidates(mod: tvm.IRModule, target: tvm.target.Target, count: int) -> list[ms.MeasureCandidate]:
@@ -117,7 +128,7 @@ def _ranked(results: list[Measured]) -> list[int]:
 
 def upstream_measuring(
     batch: list[ms.MeasureCandidate], target: tvm.target.Target, builder: ms.Builder, runner: ms.Runner
-) -> int:  # fmt: skip
+) -> int:
     """The number of the best."""
     built = builder.build([ms.builder.BuilderInput(c.sch.mod, target) for c in batch])
     numbers = [number for number, result in enumerate(built) if result.artifact_path]
@@ -135,8 +146,11 @@ def speeds(schedules: list[Schedule], flop: float, target: tvm.target.Target) ->
 
 
 def measuring(count: int, target: tvm.target.Target) -> None:
-    print("\nMeasuring\n\n| task | candidates | ours trials/s | upstream trials/s | ratio | ours best GFLOP/s "
-          "| upstream best |\n|---|---|---|---|---|---|---|", flush=True)  # fmt: skip
+    print(
+        "\nMeasuring\n\n| task | candidates | ours trials/s | upstream trials/s | ratio | ours best GFLOP/s "
+        "| upstream best |\n|---|---|---|---|---|---|---|",
+        flush=True,
+    )
     totals = [0, 0.0, 0.0]
     clock = time.perf_counter
     started = clock()

@@ -23,9 +23,10 @@ def from_torch(name: str, directory: Path) -> None:
 
     module, inputs, axes = getattr(torch_models, name)()
     shapes = tuple(dict.fromkeys(named, torch.export.Dim.DYNAMIC) for named in axes)
-    parameters = list(module.forward.__code__.co_varnames[1: 1 + len(inputs)])
-    program = torch.onnx.export(module, inputs, dynamo=True, dynamic_shapes=shapes, input_names=parameters,
-                                opset_version=18, verbose=False)
+    parameters = list(module.forward.__code__.co_varnames[1 : 1 + len(inputs)])
+    program = torch.onnx.export(
+        module, inputs, dynamo=True, dynamic_shapes=shapes, input_names=parameters, opset_version=18, verbose=False
+    )
     size_bytes = sum(parameter.numel() * parameter.element_size() for parameter in module.parameters())
 
     def save(path: Path) -> None:
@@ -47,17 +48,28 @@ def effnet_qdq(name: str, directory: Path) -> None:
 
     class Noise(quantization.CalibrationDataReader):  # type: ignore[misc] # onnxruntime carries no types
         def __init__(self) -> None:
-            self.images = iter([np.random.default_rng(seed).standard_normal((1, 3, 224, 224)).astype(np.float32)
-                                for seed in range(4)])
+            self.images = iter(
+                [np.random.default_rng(seed).standard_normal((1, 3, 224, 224)).astype(np.float32) for seed in range(4)]
+            )
 
         def get_next(self) -> dict[str, Any] | None:
             image = next(self.images, None)
             return None if image is None else {"x": image}
 
     source = _effnet(directory)
-    _save_all(name, directory, lambda path: quantization.quantize_static(
-        source, path, Noise(), quant_format=quantization.QuantFormat.QDQ, per_channel=True,
-        activation_type=quantization.QuantType.QUInt8, weight_type=quantization.QuantType.QInt8))
+    _save_all(
+        name,
+        directory,
+        lambda path: quantization.quantize_static(
+            source,
+            path,
+            Noise(),
+            quant_format=quantization.QuantFormat.QDQ,
+            per_channel=True,
+            activation_type=quantization.QuantType.QUInt8,
+            weight_type=quantization.QuantType.QInt8,
+        ),
+    )
 
 
 def realesr(name: str, directory: Path) -> None:
@@ -75,8 +87,11 @@ def realesr(name: str, directory: Path) -> None:
         bias = np.frombuffer(raw, np.float32, out, position)
         position += 4 * out
         constants += [(f"weight{i}", weight), (f"bias{i}", bias)]
-        nodes.append(helper.make_node("Conv", [x, f"weight{i}", f"bias{i}"], [f"conv{i}"], kernel_shape=[3, 3],
-                                      pads=[1, 1, 1, 1]))
+        nodes.append(
+            helper.make_node(
+                "Conv", [x, f"weight{i}", f"bias{i}"], [f"conv{i}"], kernel_shape=[3, 3], pads=[1, 1, 1, 1]
+            )
+        )
         x = f"conv{i}"
         if i < 17:
             slope = np.frombuffer(raw, np.float32, out, position).reshape(out, 1, 1)
@@ -86,18 +101,27 @@ def realesr(name: str, directory: Path) -> None:
             x = f"prelu{i}"
     nodes += [
         helper.make_node("DepthToSpace", [x], ["detail"], blocksize=4, mode="CRD"),
-        helper.make_node("Resize", ["x", "", "scales"], ["enlarged"], mode="nearest", nearest_mode="floor",
-                         coordinate_transformation_mode="asymmetric"),
+        helper.make_node(
+            "Resize",
+            ["x", "", "scales"],
+            ["enlarged"],
+            mode="nearest",
+            nearest_mode="floor",
+            coordinate_transformation_mode="asymmetric",
+        ),
         helper.make_node("Add", ["detail", "enlarged"], ["y"]),
     ]
     weights = [numpy_helper.from_array(np.ascontiguousarray(value.astype(dtype)), key) for key, value in constants]
     scales = numpy_helper.from_array(np.array([1, 1, 4, 4], np.float32), "scales")
     kind = TensorProto.FLOAT16 if dtype == np.float16 else TensorProto.FLOAT
     graph = helper.make_graph(
-        nodes, "realesr_animevideov3_x4", [helper.make_tensor_value_info("x", kind, ["n", 3, "h", "w"])],
-        [helper.make_tensor_value_info("y", kind, ["n", 3, None, None])], [*weights, scales])
-    _checked_save(name, directory, helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
+        nodes,
+        "realesr_animevideov3_x4",
+        [helper.make_tensor_value_info("x", kind, ["n", 3, "h", "w"])],
+        [helper.make_tensor_value_info("y", kind, ["n", 3, None, None])],
+        [*weights, scales],
+    )
+    _checked_save(name, directory, helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8))
 
 
 def resnet50(name: str, directory: Path) -> None:

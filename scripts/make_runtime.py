@@ -17,9 +17,13 @@ from pathlib import Path
 # Package -> beginnings of the files that stay out; of apache-tvm only what is named is taken.
 PACKAGES = {
     "apache-tvm-ffi": ("tvm_ffi/src", "tvm_ffi/3rdparty", "tvm_ffi/cython", "tvm_ffi/share"),
-    "numpy": ("numpy/f2py",), "pydantic": (), "pydantic-core": (), "annotated-types": (), "typing-extensions": (),
+    "numpy": ("numpy/f2py",),
+    "pydantic": (),
+    "pydantic-core": (),
+    "annotated-types": (),
+    "typing-extensions": (),
     "typing-inspection": (),
-}  # fmt: skip
+}
 RUNTIME = ("tvm/lib/libtvm_runtime.so", "tvm/lib/libtvm_runtime_extra.so")
 CUDA = ("tvm/lib/libtvm_runtime_cuda.so",)
 SKIPPED = ("tests", "include")  # folders

@@ -68,13 +68,17 @@ def check_tools() -> None:
 def check_target(manifest: Manifest) -> None:
     """Raises ArtifactError for a library of another machine, or of another version of the run time."""
     if (manifest.target.kind, manifest.target.machine) != ("llvm", "aarch64"):
-        raise ArtifactError(f"{manifest.name}: built for {manifest.target.kind} on {manifest.target.machine}, not for "
-                            "an aarch64 CPU", "compile it with --set target.mtriple=aarch64-linux-gnu")  # fmt: skip
+        raise ArtifactError(
+            f"{manifest.name}: built for {manifest.target.kind} on {manifest.target.machine}, not for an aarch64 CPU",
+            "compile it with --set target.mtriple=aarch64-linux-gnu",
+        )
     for package in LIBRARIES:
         built, here = manifest.versions.get(package), version(package)
         if built != here:
-            raise ArtifactError(f"{manifest.name}: built with {package} {built}, here is {here}",
-                                f"install {package}=={built}, or compile it again")  # fmt: skip
+            raise ArtifactError(
+                f"{manifest.name}: built with {package} {built}, here is {here}",
+                f"install {package}=={built}, or compile it again",
+            )
 
 
 def fetch_runtime(cache: Path) -> Path:
@@ -139,8 +143,10 @@ def emulate(folder: Path, scratch: Path, libraries: Path, threads: int) -> list[
     emulator: list[str | Path] = [EMULATOR, "-L", SYSROOT, *(word for item in variables for word in ("-E", item))]
     done = subprocess.run([*emulator, "./run", *files], capture_output=True, text=True, cwd=scratch, env=_clean_env())
     if done.returncode != 0:
-        raise ArtifactError(f"the library failed under QEMU: {_last_line(done.stderr)}",
-                            "compiled with --set target.mcpu=generic, it asks least of the CPU")  # fmt: skip
+        raise ArtifactError(
+            f"the library failed under QEMU: {_last_line(done.stderr)}",
+            "compiled with --set target.mcpu=generic, it asks least of the CPU",
+        )
     rows = [line.split() for line in done.stdout.splitlines()]
     return [(np.dtype(dtype), tuple(map(int, sizes))) for dtype, *sizes in rows]
 
@@ -157,12 +163,28 @@ def read_outputs(path: Path, shapes: Sequence[tuple[np.dtype, tuple[int, ...]]])
 def _download(pins: Sequence[str], folder: Path) -> None:
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     tags = [f"--platform={tag}" for tag in PLATFORMS]
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps",
-               "--only-binary=:all:", "--python-version", python, *tags, "--dest", str(folder), *pins]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--python-version",
+        python,
+        *tags,
+        "--dest",
+        str(folder),
+        *pins,
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
-        raise SetupError(f"TVM's aarch64 wheels cannot be downloaded: {_last_line(done.stderr)}",
-                         "pip must reach PyPI once; --cache may name a folder that was filled elsewhere")  # fmt: skip
+        raise SetupError(
+            f"TVM's aarch64 wheels cannot be downloaded: {_last_line(done.stderr)}",
+            "pip must reach PyPI once; --cache may name a folder that was filled elsewhere",
+        )
 
 
 def _plan_line(place: str, offset: int, dtype: str, shape: Sequence[int]) -> str:

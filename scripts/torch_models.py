@@ -25,8 +25,11 @@ MODELS = Path(os.environ.get("TVMFLOW_MODELS") or Path(__file__).resolve().paren
 def minilm_l6() -> Entry:
     """all-MiniLM-L6-v2: token ids and mask [b, t] -> sentence embeddings [b, 384], of length 1."""
     ids = torch.arange(1000, 1032).reshape(2, 16)
-    return MiniLM(read_safetensors(weights("minilm_l6.safetensors"))).eval(), (ids, torch.ones_like(ids)), (
-        {0: "b", 1: "t"}, {0: "b", 1: "t"})
+    return (
+        MiniLM(read_safetensors(weights("minilm_l6.safetensors"))).eval(),
+        (ids, torch.ones_like(ids)),
+        ({0: "b", 1: "t"}, {0: "b", 1: "t"}),
+    )
 
 
 def smollm2_135m(layers: int = 30) -> Entry:
@@ -76,18 +79,28 @@ class BertLayer(nn.Module):
         batch, tokens, width = x.shape
         query, key, value = (
             layer(x).view(batch, tokens, self.heads, width // self.heads).transpose(1, 2)
-            for layer in (self.query, self.key, self.value))
+            for layer in (self.query, self.key, self.value)
+        )
         scores = query @ key.transpose(-1, -2) / (width // self.heads) ** 0.5 + mask
         x = self.attention_norm(x + self.attended((scores.softmax(-1) @ value).transpose(1, 2).flatten(2)))
         return self.output_norm(x + self.outer(functional.gelu(self.inner(x))))
 
 
-EMBEDDING_NAMES = {"words": "word_embeddings", "positions": "position_embeddings", "types": "token_type_embeddings",
-                   "norm": "LayerNorm"}
+EMBEDDING_NAMES = {
+    "words": "word_embeddings",
+    "positions": "position_embeddings",
+    "types": "token_type_embeddings",
+    "norm": "LayerNorm",
+}
 LAYER_NAMES = {
-    "query": "attention.self.query", "key": "attention.self.key", "value": "attention.self.value",
-    "attended": "attention.output.dense", "attention_norm": "attention.output.LayerNorm",
-    "inner": "intermediate.dense", "outer": "output.dense", "output_norm": "output.LayerNorm",
+    "query": "attention.self.query",
+    "key": "attention.self.key",
+    "value": "attention.self.value",
+    "attended": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "inner": "intermediate.dense",
+    "outer": "output.dense",
+    "output_norm": "output.LayerNorm",
 }
 
 
@@ -101,10 +114,17 @@ class MiniLM(nn.Module):
         self.layers = nn.ModuleList(BertLayer(width, 12, 4 * width) for _ in range(layers))
         names = {f"embeddings.{theirs}": ours for ours, theirs in EMBEDDING_NAMES.items()}
         for index in range(layers):
-            names.update({f"encoder.layer.{index}.{theirs}": f"layers.{index}.{ours}"
-                          for ours, theirs in LAYER_NAMES.items()})
-        self.load_state_dict({f"{names[path]}.{kind}": value for key, value in state.items()
-                              for path, _, kind in [key.rpartition(".")] if path in names})
+            names.update(
+                {f"encoder.layer.{index}.{theirs}": f"layers.{index}.{ours}" for ours, theirs in LAYER_NAMES.items()}
+            )
+        self.load_state_dict(
+            {
+                f"{names[path]}.{kind}": value
+                for key, value in state.items()
+                for path, _, kind in [key.rpartition(".")]
+                if path in names
+            }
+        )
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
         x = self.norm(self.words(ids) + self.positions(torch.arange(ids.shape[1])) + self.types.weight[0])
@@ -121,9 +141,13 @@ class Llama(nn.Module):
     def __init__(self, state: dict[str, Tensor], layers: int) -> None:
         super().__init__()
         self.layers, self.heads, self.groups, self.depth = layers, 9, 3, 64
-        self.state = nn.ParameterDict({
-            name.replace(".", "_"): nn.Parameter(value, False) for name, value in state.items()
-            if not name.startswith("blk.") or int(name.split(".")[1]) < layers})
+        self.state = nn.ParameterDict(
+            {
+                name.replace(".", "_"): nn.Parameter(value, False)
+                for name, value in state.items()
+                if not name.startswith("blk.") or int(name.split(".")[1]) < layers
+            }
+        )
         self.register_buffer("frequencies", 1e5 ** (-torch.arange(0, self.depth, 2).float() / self.depth))
 
     def forward(self, ids: Tensor) -> Tensor:
@@ -199,8 +223,15 @@ class InvertedBottleneck(nn.Module):
 
 class EfficientNetLite0(nn.Module):
     # repeats, kernel, stride, expansion, channels in, channels out
-    STAGES = ((1, 3, 1, 1, 32, 16), (2, 3, 2, 6, 16, 24), (2, 5, 2, 6, 24, 40), (3, 3, 2, 6, 40, 80),
-              (3, 5, 1, 6, 80, 112), (4, 5, 2, 6, 112, 192), (1, 3, 1, 6, 192, 320))
+    STAGES = (
+        (1, 3, 1, 1, 32, 16),
+        (2, 3, 2, 6, 16, 24),
+        (2, 5, 2, 6, 24, 40),
+        (3, 3, 2, 6, 40, 80),
+        (3, 5, 1, 6, 80, 112),
+        (4, 5, 2, 6, 112, 192),
+        (1, 3, 1, 6, 192, 320),
+    )
 
     def __init__(self) -> None:
         super().__init__()
@@ -208,7 +239,8 @@ class EfficientNetLite0(nn.Module):
         self._blocks = nn.ModuleList(
             InvertedBottleneck(kernel, stride if first else 1, expansion, channels if first else out, out)
             for repeats, kernel, stride, expansion, channels, out in self.STAGES
-            for first in [True] + [False] * (repeats - 1))
+            for first in [True] + [False] * (repeats - 1)
+        )
         self._conv_head, self._bn1 = SameConv(320, 1280, 1), _batch_norm(1280)
         self._fc = nn.Linear(1280, 1000)
 
@@ -248,8 +280,12 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
         header = json.loads(file.read(length))
     raw = np.fromfile(path, np.uint8, offset=8 + length)
     header.pop("__metadata__", None)
-    return {name: torch.from_numpy(raw[slice(*entry["data_offsets"])].view(dtypes[entry["dtype"]]).copy())
-            .reshape(entry["shape"]) for name, entry in header.items()}
+    return {
+        name: torch.from_numpy(raw[slice(*entry["data_offsets"])].view(dtypes[entry["dtype"]]).copy()).reshape(
+            entry["shape"]
+        )
+        for name, entry in header.items()
+    }
 
 
 def read_gguf(path: Path) -> dict[str, Tensor]:
@@ -266,8 +302,10 @@ def read_gguf(path: Path) -> dict[str, Tensor]:
             infos.append((name, shape, *struct.unpack("<IQ", file.read(12))))
         start = (file.tell() + 31) // 32 * 32
     raw = np.memmap(path, np.uint8, "r")
-    return {name: torch.from_numpy(_gguf_floats(raw[start + offset:], kind, int(np.prod(shape))).reshape(shape))
-            for name, shape, kind, offset in infos}
+    return {
+        name: torch.from_numpy(_gguf_floats(raw[start + offset :], kind, int(np.prod(shape))).reshape(shape))
+        for name, shape, kind, offset in infos
+    }
 
 
 def _gguf_text(file: BinaryIO) -> str:
@@ -289,7 +327,7 @@ def _gguf_floats(raw: Any, kind: int, count: int) -> Any:
         return raw[: 4 * count].view(np.float32).copy()
     if kind == 3:  # Q4_1: per 32 values a scale, a minimum (both float16) and 16 bytes of two values each
         blocks = raw[: count // 32 * 20].reshape(-1, 20)
-        scale, minimum = (blocks[:, i: i + 2].copy().view(np.float16).astype(np.float32) for i in (0, 2))
+        scale, minimum = (blocks[:, i : i + 2].copy().view(np.float16).astype(np.float32) for i in (0, 2))
         values = np.concatenate([blocks[:, 4:] & 15, blocks[:, 4:] >> 4], 1)
         return values.astype(np.float32) * scale + minimum
     if kind == 8:  # Q8_0: per 32 values a scale (float16) and 32 int8

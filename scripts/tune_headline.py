@@ -15,9 +15,18 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 MINUTES = {
-    "effnet_lite0": 4, "ppocr_rec": 4, "ppocr_det": 4, "resnet50": 3, "basic_pitch": 3, "minilm_l6": 2, "magika": 1,
-    "crepe_tiny": 1, "silero_ifless": 2, "smollm2_135m": 2, "realesr_fp32": 1,
-}  # fmt: skip
+    "effnet_lite0": 4,
+    "ppocr_rec": 4,
+    "ppocr_det": 4,
+    "resnet50": 3,
+    "basic_pitch": 3,
+    "minilm_l6": 2,
+    "magika": 1,
+    "crepe_tiny": 1,
+    "silero_ifless": 2,
+    "smollm2_135m": 2,
+    "realesr_fp32": 1,
+}
 
 
 def main() -> None:
@@ -32,9 +41,21 @@ def main() -> None:
     settings = ["target.mcpu=x86-64-v4", f"target.threads={arguments.threads}", f"tuning.database={ROOT / 'tuning_db'}"]
     for model in arguments.models or MINUTES:
         words = [word for setting in settings for word in ("--set", setting)]
-        subprocess.run([sys.executable, "-m", "tvmflow.cli", "tune", ROOT / "configs" / f"{model}.toml", *words,
-                        "--minutes", str(MINUTES[model] * arguments.share), "--trials-per-task", "192"],
-                       check=True)  # fmt: skip
+        subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "tvmflow.cli",
+                "tune",
+                ROOT / "configs" / f"{model}.toml",
+                *words,
+                "--minutes",
+                str(MINUTES[model] * arguments.share),
+                "--trials-per-task",
+                "192",
+            ],
+            check=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """From a trained model to a tuned, verified, auditable library.
 
-    artifact = tvmflow.compile("model.onnx", shapes={"x": (1, 3, 224, 224)})
-    outputs = tvmflow.load(artifact).run({"x": array})
+artifact = tvmflow.compile("model.onnx", shapes={"x": (1, 3, 224, 224)})
+outputs = tvmflow.load(artifact).run({"x": array})
 """
 
 from __future__ import annotations

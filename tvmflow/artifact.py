@@ -51,8 +51,10 @@ def staging(out: Path, zipped: bool) -> Iterator[Path]:
         yield folder
         _publish(folder, out, zipped)
     except OSError as exc:
-        raise OutputError(f"{out}: cannot be written: {exc.strerror or exc}", "free space or choose another place "
-                          "with -o; nothing was left behind") from None  # fmt: skip
+        raise OutputError(
+            f"{out}: cannot be written: {exc.strerror or exc}",
+            "free space or choose another place with -o; nothing was left behind",
+        ) from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -75,8 +77,10 @@ def read(path: Path) -> Manifest | Bundle:
         raise ArtifactError(f"{path}: not an artifact: {exc}", "give what `tvmflow compile` wrote") from None
     version = body.get("format_version")
     if version != FORMAT_VERSION:
-        raise ArtifactError(f"{path}: format version {version}, this tvmflow reads {FORMAT_VERSION}",
-                            "compile the model again, or install the tvmflow that made it")  # fmt: skip
+        raise ArtifactError(
+            f"{path}: format version {version}, this tvmflow reads {FORMAT_VERSION}",
+            "compile the model again, or install the tvmflow that made it",
+        )
     if stated != _digest(body):
         raise ArtifactError(f"{path}: manifest.json was changed or damaged", "compile the model again")
     try:
@@ -138,8 +142,10 @@ def check_source(model: Path, manifest: Described) -> None:
     beside = {model.parent / name: entry for name, entry in manifest.source_data.items()}
     for file, entry in ({model: manifest.source} | beside).items():
         if entry and (not file.is_file() or file_entry(file) != entry):
-            raise ArtifactError(f"{file}: not the file that {manifest.name} was compiled from",
-                                "name the right one with --model, or compile again")  # fmt: skip
+            raise ArtifactError(
+                f"{file}: not the file that {manifest.name} was compiled from",
+                "name the right one with --model, or compile again",
+            )
 
 
 def check_machine(manifest: Described, features: frozenset[str], versions: dict[str, str]) -> None:
@@ -147,17 +153,22 @@ def check_machine(manifest: Described, features: frozenset[str], versions: dict[
     here = platform.machine()
     target = manifest.target
     if target.machine != here:
-        raise ArtifactError(f"{manifest.name}: built for {target.machine}, this machine is {here}",
-                            "compile it for this machine")  # fmt: skip
+        raise ArtifactError(
+            f"{manifest.name}: built for {target.machine}, this machine is {here}", "compile it for this machine"
+        )
     missing = sorted(set(target.features) - features)
     if missing:
-        raise ArtifactError(f"{manifest.name}: needs CPU features this machine lacks: {', '.join(missing)}",
-                            "compile it with a lower target.mcpu, e.g. x86-64-v3")  # fmt: skip
+        raise ArtifactError(
+            f"{manifest.name}: needs CPU features this machine lacks: {', '.join(missing)}",
+            "compile it with a lower target.mcpu, e.g. x86-64-v3",
+        )
     for package, version in versions.items():
         built = manifest.versions.get(package)
         if built != version:
-            raise ArtifactError(f"{manifest.name}: built with {package} {built}, here is {version}",
-                                f"install {package}=={built}, or compile it again")  # fmt: skip
+            raise ArtifactError(
+                f"{manifest.name}: built with {package} {built}, here is {version}",
+                f"install {package}=={built}, or compile it again",
+            )
 
 
 def file_entry(path: Path) -> FileEntry:
@@ -170,8 +181,10 @@ def _of_one_library(path: Path, manifest: Manifest | Bundle) -> Manifest:
     if isinstance(manifest, Manifest):
         return manifest
     folders = ", ".join(str(path / bucket.folder) for bucket in manifest.buckets[:3])
-    raise UsageError(f"{path}: has {len(manifest.buckets)} buckets, and this is done for one library",
-                     f"name a bucket's folder: {folders}, ...")  # fmt: skip
+    raise UsageError(
+        f"{path}: has {len(manifest.buckets)} buckets, and this is done for one library",
+        f"name a bucket's folder: {folders}, ...",
+    )
 
 
 def _manifest_text(path: Path) -> str:

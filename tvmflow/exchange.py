@@ -51,13 +51,17 @@ def export_files(store: Store, folder: Path, chosen: Callable[[Record], bool]) -
     if not records:
         raise UsageError(f"{store.path}: holds no record that was asked for", "`tvmflow db show` lists them all")
     if len(found) > 1:
-        raise UsageError(f"records of {len(found)} targets: {', '.join(found)}",
-                         "MetaSchedule's files do not tell targets apart: choose one with --target")  # fmt: skip
+        raise UsageError(
+            f"records of {len(found)} targets: {', '.join(found)}",
+            "MetaSchedule's files do not tell targets apart: choose one with --target",
+        )
     done, refused = _each("exported", [(record.key, (record,)) for record in records], "exporting it")
     entries = [(records[index].parts.workload, *lines) for index, lines in sorted(done.items())]
     count = metaschedule.write(folder, entries)
-    faults = tuple(Fault(store.path, 0, records[index].key, why, "tune it again; `tvmflow db verify` checks them all")
-                   for index, why in sorted(refused.items()))  # fmt: skip
+    faults = tuple(
+        Fault(store.path, 0, records[index].key, why, "tune it again; `tvmflow db verify` checks them all")
+        for index, why in sorted(refused.items())
+    )
     return count, reading.faults + faults
 
 
@@ -71,8 +75,10 @@ def import_files(store: Store, folder: Path, stated: metaschedule.Stated) -> Imp
     reading = metaschedule.read(folder)
     groups = [(one.workload_line, one.target) for one in reading.candidates]
     trials = Counter(groups)
-    items: list[Item] = [(group, (one.workload, one.text, stated, trials[group]))
-                         for group, one in zip(groups, reading.candidates, strict=True)]  # fmt: skip
+    items: list[Item] = [
+        (group, (one.workload, one.text, stated, trials[group]))
+        for group, one in zip(groups, reading.candidates, strict=True)
+    ]
     done, refused = _each("imported", items, "importing it")
     records = tuple(done.values())
     better = [one for one in records if one.key not in known or one.median_s < known[one.key].median_s]
@@ -82,8 +88,10 @@ def import_files(store: Store, folder: Path, stated: metaschedule.Stated) -> Imp
     for index, why in sorted(refused.items()):
         faults.setdefault((groups[index], why), []).append(index)
     path = folder / metaschedule.TUNING_RECORDS
-    named = tuple(_refusal(path, [reading.candidates[i].line for i in indices], refused[indices[0]])
-                  for indices in faults.values())  # fmt: skip
+    named = tuple(
+        _refusal(path, [reading.candidates[i].line for i in indices], refused[indices[0]])
+        for indices in faults.values()
+    )
     return Imported(records, len(better), reading.unmeasured, reading.faults + named)
 
 
@@ -110,7 +118,7 @@ def _until_death(
     function: str, items: Sequence[Item], what: str, outcome: tuple[dict[int, Any], dict[int, str], list[int]]
 ) -> int:
     """One child over `items`, whose indices are the last of `outcome`; the index of the item that it died of, or of the
-    last one."""  # fmt: skip
+    last one."""
     done, refused, indices = outcome
     begun: list[int] = []
 
@@ -122,8 +130,9 @@ def _until_death(
             (done if kind == "done" else refused)[indices[place]] = said[0]
 
     try:
-        process.call("tvmflow.children.database:each", function, items, what=what, error=DatabaseError,
-                     on_event=on_event)  # fmt: skip
+        process.call(
+            "tvmflow.children.database:each", function, items, what=what, error=DatabaseError, on_event=on_event
+        )
     except DatabaseError as exc:
         if not exc.crashed or not begun:
             raise

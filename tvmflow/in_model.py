@@ -76,9 +76,12 @@ def settle(cfg: Config, found: Mapping[str, Sequence[Record]], build: Build) -> 
 def kernel_seconds(*libraries: tuple[Path, Mapping[str, np.ndarray]]) -> list[dict[str, float]]:
     """Seconds of one run per kernel of each library, given by folder and inputs: all calls together, in the model."""
     seconds, _ = process.call(
-        "tvmflow.children.running:kernel_times", libraries, what="timing the kernels", error=ArtifactError,
+        "tvmflow.children.running:kernel_times",
+        libraries,
+        what="timing the kernels",
+        error=ArtifactError,
         env=proof.RUN_ENV,
-    )  # fmt: skip
+    )
     return list(seconds)
 
 

@@ -49,8 +49,10 @@ def setting(cfg: Config) -> Setting:
 
     target = targets.resolve(cfg.target, _detected_arch(cfg))
     if cfg.numerics.tf32 and target.arch and not has_tf32(target.arch):
-        raise TargetError(f"numerics.tf32 = true needs sm_80 or later, the GPU here is {target.arch}",
-                          "set numerics.tf32 = false, or target.arch for another GPU")
+        raise TargetError(
+            f"numerics.tf32 = true needs sm_80 or later, the GPU here is {target.arch}",
+            "set numerics.tf32 = false, or target.arch for another GPU",
+        )
     tvm_target = targets.to_tvm(target, numerics.llvm_attributes(cfg.numerics))
     return Setting(target, tvm_target, numerics.pass_config(cfg.numerics))
 

@@ -72,7 +72,12 @@ def call(
     with tempfile.TemporaryFile() as log:
         child = subprocess.Popen(
             [sys.executable, "-P", "-m", "tvmflow.process", str(write_fd), str(int(torch))],
-            stdin=subprocess.PIPE, stdout=log, stderr=log, env=child_env, pass_fds=[write_fd], start_new_session=True,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env=child_env,
+            pass_fds=[write_fd],
+            start_new_session=True,
         )
         os.close(write_fd)
         _running.add(child)
@@ -139,9 +144,7 @@ def _kill(child: subprocess.Popen[bytes]) -> None:
         child.wait()
 
 
-def _value_of(
-    reply: tuple[str, Any] | None, status: int, what: str, error: type[TvmflowError], output: str
-) -> Any:
+def _value_of(reply: tuple[str, Any] | None, status: int, what: str, error: type[TvmflowError], output: str) -> Any:
     if reply is not None and reply[0] == "value":
         return reply[1]
     if reply is not None and reply[0] == "error":
@@ -152,8 +155,11 @@ def _value_of(
     reason = f"signal {-status}, {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"
     crash = error(f"{what} crashed ({reason})", "--debug shows what it printed", output)
     if status == -signal.SIGKILL:
-        crash = error(f"{what} was killed by the system, most likely because memory ran out",
-                      "give the machine more memory or make the model's shapes smaller", output)  # fmt: skip
+        crash = error(
+            f"{what} was killed by the system, most likely because memory ran out",
+            "give the machine more memory or make the model's shapes smaller",
+            output,
+        )
     crash.crashed = True
     raise crash
 

@@ -63,8 +63,12 @@ def to_tvm(target: Target, llvm_attributes: Mapping[str, object]) -> Any:
     from tvm.target import Target as TvmTarget
 
     cpu: dict[str, object] = {
-        "kind": "llvm", "mcpu": target.mcpu, "mtriple": target.mtriple, "num-cores": target.threads, **llvm_attributes,
-    }  # fmt: skip
+        "kind": "llvm",
+        "mcpu": target.mcpu,
+        "mtriple": target.mtriple,
+        "num-cores": target.threads,
+        **llvm_attributes,
+    }
     if target.mattr:
         cpu["mattr"] = list(target.mattr)
     if target.kind == "llvm":
@@ -117,6 +121,6 @@ def _cuda_arch(section: TargetSection, detected_arch: str | None) -> str | None:
     if arch is None:
         raise TargetError(
             "target.arch: no GPU is here to take the CUDA architecture from",
-            "state it: --arch sm_90 on the command line, arch = \"sm_90\" under [target] in a config",
+            'state it: --arch sm_90 on the command line, arch = "sm_90" under [target] in a config',
         )
     return arch

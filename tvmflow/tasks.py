@@ -82,17 +82,27 @@ def joined(tasks: Iterable[Task]) -> tuple[Task, ...]:
 def key_parts(workload: str, target: Target, numerics: NumericsSection) -> KeyParts:
     """The named parts of a kernel's key on a target under a numerics mode."""
     machine: dict[str, str | int | bool | tuple[str, ...] | None] = {
-        "kind": target.kind, "mcpu": target.mcpu, "machine": target.machine, "features": target.features,
-        "threads": target.threads, **({"arch": target.arch} if target.arch else {}),
-    }  # fmt: skip
+        "kind": target.kind,
+        "mcpu": target.mcpu,
+        "machine": target.machine,
+        "features": target.features,
+        "threads": target.threads,
+        **({"arch": target.arch} if target.arch else {}),
+    }
     modes = numerics.model_dump(include={"fast_math", "tf32"})  # the others have one value, or choose among kernels
     return KeyParts(workload=workload, target=machine, numerics=modes, preparation=PREPARATION)
 
 
 def convolution_of(shape: Shape) -> Convolution:
     """A shape as comparisons of its methods name it."""
-    return Convolution(batch=shape.batch, height=shape.height, width=shape.width, channels=shape.channels,
-                       filters=shape.filters, padding=shape.padding)  # fmt: skip
+    return Convolution(
+        batch=shape.batch,
+        height=shape.height,
+        width=shape.width,
+        channels=shape.channels,
+        filters=shape.filters,
+        padding=shape.padding,
+    )
 
 
 def is_tunable(function: tvm.ir.BaseFunc) -> bool:

@@ -16,9 +16,12 @@ from tvmflow.runtime.buckets import leaves_outputs
 # tf32: float32 whose products are rounded to a significand of float16's length.
 # float32: 1e-5 of the range is about 100 roundings; reductions in another order stay well below it.
 DEFAULT_TOLERANCES = {
-    "float16": (1e-2, 2e-3), "tf32": (1e-2, 2e-3), "bfloat16": (4e-2, 1e-2), "float32": (1e-3, 1e-5),
+    "float16": (1e-2, 2e-3),
+    "tf32": (1e-2, 2e-3),
+    "bfloat16": (4e-2, 1e-2),
+    "float32": (1e-3, 1e-5),
     "float64": (1e-6, 1e-9),
-}  # fmt: skip
+}
 # Sizes tried for symbolic dimensions, one row after another, until the reference accepts one. Distinct odd sizes find
 # mixed-up axes; models with strides want multiples; some relate their dimensions so that only equal ones work.
 TRIED_SIZES = ((3, 5, 7, 11, 13), (32, 64, 96, 128, 160), (2, 4, 6, 8, 10), (1, 1, 1, 1, 1), (16, 16, 16, 16, 16))
@@ -45,8 +48,9 @@ def candidates(signature: Signature, section: VerifySection, seed: int) -> Itera
         yield drawn(signature, section, dims, seed, fallback)
 
 
-def drawn(signature: Signature, section: VerifySection, dims: Mapping[str, int], seed: int, fallback: tuple[int, int]
-          ) -> Feeds:  # fmt: skip
+def drawn(
+    signature: Signature, section: VerifySection, dims: Mapping[str, int], seed: int, fallback: tuple[int, int]
+) -> Feeds:
     """Inputs of given sizes for one seed; `fallback` is the range of integers that neither config nor model limits."""
     rng = np.random.default_rng(seed)
     inputs = {spec.name: _draw(spec, section, dims, rng, fallback) for spec in signature.inputs}
@@ -95,22 +99,40 @@ def compare_output(name: str, got: np.ndarray, want: np.ndarray, tolerances: tup
         reason = f"{int(bad.sum())} of {want.size} values differ, at {list(at)} got {got[at]}, want {want[at]}"
     relative = error[magnitude > 0] / magnitude[magnitude > 0]
     return _verdict(
-        name, reason, tolerances, total=want.size, mismatched=int(bad.sum()), nan_or_inf_differs=differs,
-        max_error=float(error.max(initial=0.0)), mean_error=float(error.mean()) if error.size else 0.0,
+        name,
+        reason,
+        tolerances,
+        total=want.size,
+        mismatched=int(bad.sum()),
+        nan_or_inf_differs=differs,
+        max_error=float(error.max(initial=0.0)),
+        mean_error=float(error.mean()) if error.size else 0.0,
         max_relative_error=float(relative.max(initial=0.0)),
-        top1_agreement=_top_agreement(g, w, 1), top5_agreement=_top_agreement(g, w, 5),
-    )  # fmt: skip
+        top1_agreement=_top_agreement(g, w, 1),
+        top5_agreement=_top_agreement(g, w, 5),
+    )
 
 
 def _verdict(name: str, reason: str, tolerances: tuple[float, float], **figures: float | None) -> OutputVerdict:
     unknown = {
-        "max_error": None, "mean_error": None, "max_relative_error": None, "nan_or_inf_differs": 0,
-        "top1_agreement": None, "top5_agreement": None,
-    }  # fmt: skip
+        "max_error": None,
+        "mean_error": None,
+        "max_relative_error": None,
+        "nan_or_inf_differs": 0,
+        "top1_agreement": None,
+        "top5_agreement": None,
+    }
     return OutputVerdict.model_validate(
-        {"name": name, "ok": not reason, "reason": reason, "rtol": tolerances[0], "atol": tolerances[1],
-         **unknown, **figures}
-    )  # fmt: skip
+        {
+            "name": name,
+            "ok": not reason,
+            "reason": reason,
+            "rtol": tolerances[0],
+            "atol": tolerances[1],
+            **unknown,
+            **figures,
+        }
+    )
 
 
 def _wide(array: np.ndarray) -> np.dtype:
@@ -148,9 +170,12 @@ def _sizes(signature: Signature, section: VerifySection, seed: int) -> Iterator[
 
 
 def _draw(
-    spec: TensorSpec, section: VerifySection, dims: Mapping[str, int], rng: np.random.Generator,
+    spec: TensorSpec,
+    section: VerifySection,
+    dims: Mapping[str, int],
+    rng: np.random.Generator,
     fallback: tuple[int, int],
-) -> np.ndarray:  # fmt: skip
+) -> np.ndarray:
     shape = tuple(dims[d] if isinstance(d, str) else d for d in spec.shape)
     dtype = np.dtype(spec.dtype)
     limits = section.ranges.get(spec.name) or spec.range

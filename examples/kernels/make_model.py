@@ -1,6 +1,6 @@
 """Writes the model of these examples: a transformer's first feed-forward layer with seeded weights.
 
-    python examples/kernels/make_model.py out/feed_forward.onnx
+python examples/kernels/make_model.py out/feed_forward.onnx
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ def model() -> onnx.ModelProto:
     """y[128, 1536] = GELU(x[128, 384] @ w + b), GELU spelled with Erf as exporters do before opset 20."""
     rng = np.random.default_rng(0)
     weights = {
-        "w": rng.standard_normal((WIDTH, HIDDEN)) / WIDTH**0.5, "b": rng.standard_normal(HIDDEN),
-        "root": np.array(2**0.5), "one": np.array(1.0), "half": np.array(0.5),
-    }  # fmt: skip
+        "w": rng.standard_normal((WIDTH, HIDDEN)) / WIDTH**0.5,
+        "b": rng.standard_normal(HIDDEN),
+        "root": np.array(2**0.5),
+        "one": np.array(1.0),
+        "half": np.array(0.5),
+    }
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["product"]),
         helper.make_node("Add", ["product", "b"], ["biased"]),

@@ -24,16 +24,36 @@ pytestmark = pytest.mark.skipif(ARCH is None, reason="no GPU is here")
 def test_compile_runs_on_the_gpu(fast_math: bool, tmp_path: Path) -> None:
     weight = np.random.default_rng(0).standard_normal((16, 3, 3, 3)).astype("f4")
     graph = helper.make_graph(
-        [helper.make_node("Conv", ["x", "w"], ["c"]), helper.make_node("Relu", ["c"], ["r"]),
-         helper.make_node("GlobalAveragePool", ["r"], ["p"]), helper.make_node("Softmax", ["p"], ["y"], axis=1)],
-        "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 32, 32])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 16, 1, 1])], [numpy_helper.from_array(weight, "w")],
-    )  # fmt: skip
+        [
+            helper.make_node("Conv", ["x", "w"], ["c"]),
+            helper.make_node("Relu", ["c"], ["r"]),
+            helper.make_node("GlobalAveragePool", ["r"], ["p"]),
+            helper.make_node("Softmax", ["p"], ["y"], axis=1),
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 3, 32, 32])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 16, 1, 1])],
+        [numpy_helper.from_array(weight, "w")],
+    )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
     done = subprocess.run(
-        [sys.executable, "-m", "tvmflow.cli", "compile", "m.onnx", "--target", "cuda", "--json", "--set",
-         f"numerics.fast_math={str(fast_math).lower()}"], cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "tvmflow.cli",
+            "compile",
+            "m.onnx",
+            "--target",
+            "cuda",
+            "--json",
+            "--set",
+            f"numerics.fast_math={str(fast_math).lower()}",
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     manifest = json.loads(done.stdout)
     assert manifest["target"]["arch"] == ARCH
@@ -48,10 +68,12 @@ def test_device_tensors_in_and_out(tmp_path: Path) -> None:
         pytest.skip("this PyTorch has no CUDA")
     weight = np.random.default_rng(0).standard_normal((64, 64)).astype("f4")
     graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])], "g",
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "g",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, [64, 64])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [64, 64])], [numpy_helper.from_array(weight, "w")],
-    )  # fmt: skip
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [64, 64])],
+        [numpy_helper.from_array(weight, "w")],
+    )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
     session = tvmflow.load(tvmflow.compile(tmp_path / "m.onnx", target="cuda", out=tmp_path / "a"))
     x = torch.randn(64, 64, device="cuda")

@@ -26,24 +26,39 @@ pytestmark = [
 def save(path: Path, nodes: list[onnx.NodeProto], x: list[int], weights: dict[str, tuple[int, ...]]) -> None:
     rng = np.random.default_rng(0)
     graph = helper.make_graph(
-        nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, x)],
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, x)],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
         [numpy_helper.from_array(rng.standard_normal(shape).astype("f4"), name) for name, shape in weights.items()],
-    )  # fmt: skip
+    )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), path)
 
 
 MODELS = {
     "matmul": ([helper.make_node("MatMul", ["x", "w"], ["y"])], [512, 384], {"w": (384, 1024)}),
     "odd": ([helper.make_node("MatMul", ["x", "w"], ["y"])], [77, 99], {"w": (99, 131)}),
-    "fused": ([helper.make_node("MatMul", ["x", "w"], ["m"]), helper.make_node("Add", ["m", "b"], ["s"]),
-               helper.make_node("Gelu", ["s"], ["y"])], [128, 384], {"w": (384, 1536), "b": (1536,)}),
+    "fused": (
+        [
+            helper.make_node("MatMul", ["x", "w"], ["m"]),
+            helper.make_node("Add", ["m", "b"], ["s"]),
+            helper.make_node("Gelu", ["s"], ["y"]),
+        ],
+        [128, 384],
+        {"w": (384, 1536), "b": (1536,)},
+    ),
     "batch": ([helper.make_node("MatMul", ["x", "w"], ["y"])], [12, 128, 32], {"w": (12, 32, 128)}),
-    "conv": ([helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]), helper.make_node("Relu", ["c"], ["y"])],
-             [1, 64, 28, 28], {"w": (128, 64, 3, 3)}),
-    "stem": ([helper.make_node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1], strides=[2, 2])],
-             [1, 3, 65, 65], {"w": (32, 3, 3, 3)}),
-}  # fmt: skip
+    "conv": (
+        [helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]), helper.make_node("Relu", ["c"], ["y"])],
+        [1, 64, 28, 28],
+        {"w": (128, 64, 3, 3)},
+    ),
+    "stem": (
+        [helper.make_node("Conv", ["x", "w"], ["y"], pads=[1, 1, 1, 1], strides=[2, 2])],
+        [1, 3, 65, 65],
+        {"w": (32, 3, 3, 3)},
+    ),
+}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -55,8 +70,9 @@ def test_error_is_that_of_the_number_format(name: str, tf32: bool, tmp_path: Pat
     np.savez(tmp_path / "x.npz", x=x)
 
     def command(*arguments: str) -> str:
-        done = subprocess.run([sys.executable, "-m", "tvmflow.cli", *arguments], cwd=tmp_path, capture_output=True,
-                              text=True, check=False)  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-m", "tvmflow.cli", *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 

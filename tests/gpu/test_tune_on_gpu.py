@@ -22,17 +22,32 @@ pytestmark = pytest.mark.skipif(ARCH is None, reason="no GPU is here")
 def test_tune_then_compile_from_the_records(tmp_path: Path) -> None:
     weight = np.random.default_rng(0).standard_normal((256, 256)).astype("f4")
     graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Relu", ["h"], ["y"])], "g",
+        [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Relu", ["h"], ["y"])],
+        "g",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, [128, 256])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [128, 256])], [numpy_helper.from_array(weight, "w")],
-    )  # fmt: skip
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [128, 256])],
+        [numpy_helper.from_array(weight, "w")],
+    )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
 
     def command(*arguments: str) -> dict[str, object]:
         done = subprocess.run(
-            [sys.executable, "-m", "tvmflow.cli", *arguments, "--target", "cuda", "--set", "tuning.database=db",
-             "--json"], cwd=tmp_path, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "tvmflow.cli",
+                *arguments,
+                "--target",
+                "cuda",
+                "--set",
+                "tuning.database=db",
+                "--json",
+            ],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         return dict(json.loads(done.stdout))
 

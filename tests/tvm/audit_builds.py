@@ -44,8 +44,13 @@ def model(
 def functions(folder: Path) -> Path:
     """exp(x) / (sqrt(x) + tanh(x)): every function that fast math would approximate."""
     make = helper.make_node
-    nodes = [make("Exp", ["x"], ["a"]), make("Sqrt", ["x"], ["b"]), make("Tanh", ["x"], ["c"]),
-             make("Add", ["b", "c"], ["d"]), make("Div", ["a", "d"], ["y"])]  # fmt: skip
+    nodes = [
+        make("Exp", ["x"], ["a"]),
+        make("Sqrt", ["x"], ["b"]),
+        make("Tanh", ["x"], ["c"]),
+        make("Add", ["b", "c"], ["d"]),
+        make("Div", ["a", "d"], ["y"]),
+    ]
     return model(folder / "functions.onnx", nodes, (SIZE,))
 
 
@@ -53,10 +58,12 @@ def transposed(folder: Path) -> Path:
     """Two convolutions with a Relu between them that runs in another order of axes."""
     make = helper.make_node
     nodes = [
-        make("Conv", ["x", "w"], ["a"], pads=[1, 1, 1, 1]), make("Transpose", ["a"], ["b"], perm=[0, 2, 3, 1]),
-        make("Relu", ["b"], ["c"]), make("Transpose", ["c"], ["d"], perm=[0, 3, 1, 2]),
+        make("Conv", ["x", "w"], ["a"], pads=[1, 1, 1, 1]),
+        make("Transpose", ["a"], ["b"], perm=[0, 2, 3, 1]),
+        make("Relu", ["b"], ["c"]),
+        make("Transpose", ["c"], ["d"], perm=[0, 3, 1, 2]),
         make("Conv", ["d", "w"], ["y"], pads=[1, 1, 1, 1]),
-    ]  # fmt: skip
+    ]
     weights = np.random.default_rng(0).normal(size=(8, 8, 3, 3)).astype("float32")
     return model(folder / "transposed.onnx", nodes, (1, 8, 16, 16), {"w": weights})
 
@@ -94,8 +101,9 @@ def fast_exp(call: Any) -> object:
     from tvm import te, tirx
 
     x = te.placeholder(call.args[0].shape, "float32")
-    return te.create_prim_func([x, te.compute(
-        call.output.shape, lambda i: tirx.call_pure_extern("float32", "__expf", x[i]))])  # fmt: skip
+    return te.create_prim_func(
+        [x, te.compute(call.output.shape, lambda i: tirx.call_pure_extern("float32", "__expf", x[i]))]
+    )
 
 
 def user_kernel(name: str, operator: str) -> dict[str, Any]:
@@ -182,8 +190,9 @@ def partitioned(model_file: Path, folder: Path) -> None:
     def generate(functions: Any, _options: object, _names: object) -> list[Any]:
         x, y = (tvm.te.placeholder((64, 64), name=name) for name in "xy")
         made = tvm.te.create_prim_func([x, y, tvm.te.compute((64, 64), lambda i, j: x[i, j] * y[j, i])])
-        return [tvm.tirx.build(made.with_attr("global_symbol", str(f.attrs["global_symbol"])), "llvm")
-                for f in functions]  # fmt: skip
+        return [
+            tvm.tirx.build(made.with_attr("global_symbol", str(f.attrs["global_symbol"])), "llvm") for f in functions
+        ]
 
     tvm_ffi.register_global_func("relax.ext.elsewhere", generate)
     cfg = config.of_model(str(model_file))

@@ -108,8 +108,9 @@ class Launch:
     blocks: tuple[int, ...]
 
 
-def run(source: str, arrays: dict[str, np.ndarray], output: tuple[str, tuple[int, ...]], launch: Launch, folder: Path
-        ) -> np.ndarray:  # fmt: skip
+def run(
+    source: str, arrays: dict[str, np.ndarray], output: tuple[str, tuple[int, ...]], launch: Launch, folder: Path
+) -> np.ndarray:
     """The array that the kernel in `source` writes to its parameter OUTPUT_ptr; the others are named likewise.
 
     It holds NaN where no block that is run writes. Raises CalledProcessError where threads race.
@@ -122,11 +123,20 @@ def run(source: str, arrays: dict[str, np.ndarray], output: tuple[str, tuple[int
     for parameter in parameters:
         values[parameter].tofile(folder / parameter)
         reads.append(f'std::vector<float> {parameter} = read("{parameter}", {values[parameter].size});')
-    program = PRELUDE + re.sub(r"asm(?: volatile)?\((.*?)\);\n", on_host, kernel, flags=re.DOTALL) + MAIN % {
-        "reads": "\n  ".join(reads), "arguments": ", ".join(f"{parameter}.data()" for parameter in parameters),
-        "grid_x": launch.x, "warps": launch.warps, "blocks": ", ".join(map(str, launch.blocks)), "output": name,
-        "size": int(np.prod(shape)),
-    }  # fmt: skip
+    program = (
+        PRELUDE
+        + re.sub(r"asm(?: volatile)?\((.*?)\);\n", on_host, kernel, flags=re.DOTALL)
+        + MAIN
+        % {
+            "reads": "\n  ".join(reads),
+            "arguments": ", ".join(f"{parameter}.data()" for parameter in parameters),
+            "grid_x": launch.x,
+            "warps": launch.warps,
+            "blocks": ", ".join(map(str, launch.blocks)),
+            "output": name,
+            "size": int(np.prod(shape)),
+        }
+    )
     (folder / "kernel.cpp").write_text(program)
     command = ["g++", "-std=c++20", "-O1", "-fsanitize=thread", "-Wno-unknown-pragmas", "-o", "kernel", "kernel.cpp"]
     subprocess.run(command, cwd=folder, check=True, capture_output=True)

@@ -18,17 +18,29 @@ from tvmflow.frontend.onnx import load
 Arrays = Mapping[str, Any]
 
 
-def one_node(op_type: str, feeds: Arrays, weights: Arrays | None = None, *, outputs: int = 1, opset: int = 18,
-             order: Sequence[str] = (), domain: str = "", **attributes: Any) -> onnx.ModelProto:
+def one_node(
+    op_type: str,
+    feeds: Arrays,
+    weights: Arrays | None = None,
+    *,
+    outputs: int = 1,
+    opset: int = 18,
+    order: Sequence[str] = (),
+    domain: str = "",
+    **attributes: Any,
+) -> onnx.ModelProto:
     """A model of one node called `node1`: `feeds` are its inputs, `weights` constants; `order` may leave inputs out."""
     names = list(order) or [*feeds, *(weights or {})]
     results = [f"y{i}" for i in range(outputs)]
     node = helper.make_node(op_type, names, results, name="node1", domain=domain, **attributes)
-    inputs = [helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.asarray(value).dtype),
-                                            np.shape(value)) for name, value in feeds.items()]
+    inputs = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(np.asarray(value).dtype), np.shape(value))
+        for name, value in feeds.items()
+    ]
     initialisers = [numpy_helper.from_array(np.asarray(value), name) for name, value in (weights or {}).items()]
-    graph = helper.make_graph([node], "one", inputs, [helper.make_empty_tensor_value_info(r) for r in results],
-                              initialisers)
+    graph = helper.make_graph(
+        [node], "one", inputs, [helper.make_empty_tensor_value_info(r) for r in results], initialisers
+    )
     imports = [helper.make_opsetid("", opset), helper.make_opsetid("com.microsoft", 1)]
     return helper.make_model(graph, opset_imports=imports, ir_version=10)
 

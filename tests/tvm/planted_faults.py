@@ -10,7 +10,7 @@ from textwrap import dedent, indent
 
 import pytest
 
-SITE = '''
+SITE = """
 import importlib.abc
 import importlib.util
 import sys
@@ -36,7 +36,7 @@ def plant(module):
 {body}
 
 sys.meta_path.insert(0, Finder())
-'''
+"""
 
 
 def plant(folder: Path, monkeypatch: pytest.MonkeyPatch, module: str, body: str) -> None:

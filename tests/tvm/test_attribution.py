@@ -22,22 +22,38 @@ def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A 3 x 3 convolution that Winograd takes, and a division; compiled with fast math."""
     folder = tmp_path_factory.mktemp("attribution")
     rng = np.random.default_rng(0)
-    weights = {"w": rng.standard_normal((64, 64, 3, 3)).astype("float32") / 24,
-               "s": rng.uniform(1, 3, (1, 64, 1, 1)).astype("float32")}  # fmt: skip
-    nodes = [helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
-             helper.make_node("Div", ["c", "s"], ["d"]), helper.make_node("Tanh", ["d"], ["t"]),
-             helper.make_node("ReduceSum", ["d"], ["total"], keepdims=0)]  # fmt: skip
-    values = [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 64, 32, 32]),
-              helper.make_tensor_value_info("t", TensorProto.FLOAT, [1, 64, 32, 32]),
-              helper.make_tensor_value_info("total", TensorProto.FLOAT, [])]  # fmt: skip
-    graph = helper.make_graph(nodes, "net", values[:1], values[1:],
-                              [numpy_helper.from_array(value, name) for name, value in weights.items()])  # fmt: skip
+    weights = {
+        "w": rng.standard_normal((64, 64, 3, 3)).astype("float32") / 24,
+        "s": rng.uniform(1, 3, (1, 64, 1, 1)).astype("float32"),
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "w"], ["c"], pads=[1, 1, 1, 1]),
+        helper.make_node("Div", ["c", "s"], ["d"]),
+        helper.make_node("Tanh", ["d"], ["t"]),
+        helper.make_node("ReduceSum", ["d"], ["total"], keepdims=0),
+    ]
+    values = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 64, 32, 32]),
+        helper.make_tensor_value_info("t", TensorProto.FLOAT, [1, 64, 32, 32]),
+        helper.make_tensor_value_info("total", TensorProto.FLOAT, []),
+    ]
+    graph = helper.make_graph(
+        nodes, "net", values[:1], values[1:], [numpy_helper.from_array(value, name) for name, value in weights.items()]
+    )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     model.ir_version = 8
     onnx.save(model, folder / "net.onnx")
-    cfg = config.of_model(str(folder / "net.onnx"), [
-        {"numerics": {"fast_math": True}, "graph": {"layout": "nhwc"}, "target": {"mcpu": "x86-64-v3", "threads": 1},
-         "verify": {"seeds": [0, 1], "enabled": False, "rtol": 1e-3, "atol": 1e-3}}])  # fmt: skip
+    cfg = config.of_model(
+        str(folder / "net.onnx"),
+        [
+            {
+                "numerics": {"fast_math": True},
+                "graph": {"layout": "nhwc"},
+                "target": {"mcpu": "x86-64-v3", "threads": 1},
+                "verify": {"seeds": [0, 1], "enabled": False, "rtol": 1e-3, "atol": 1e-3},
+            }
+        ],
+    )
     flow.compile_model(cfg, folder / "net.tvmflow")
     return folder / "net.tvmflow"
 
@@ -68,7 +84,11 @@ def test_every_stage_of_every_output(artifact: Path) -> None:
 
 
 def test_a_wrong_schedule_is_the_schedules(artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(tmp_path / "site", monkeypatch, "tvmflow.kernels.default", """
+    plant(
+        tmp_path / "site",
+        monkeypatch,
+        "tvmflow.kernels.default",
+        """
         real = module.scheduled
 
         def scheduled(function):
@@ -77,7 +97,8 @@ def test_a_wrong_schedule_is_the_schedules(artifact: Path, tmp_path: Path, monke
             return tvm.script.from_source(text.replace("T.tanh(", "T.float32(0.5) + T.tanh("))
 
         module.scheduled = scheduled
-    """)
+    """,
+    )
     done = attributed(artifact)
     rows = {row["stage"]: row for row in json.loads(done.stdout)["rows"] if row["output"] == "t"}
     assert rows["import"]["ok"]

@@ -33,13 +33,25 @@ MMA = """extern "C" __global__ void %(name)s(unsigned* d, const unsigned* a) {
   d[0] = x0; d[1] = x1; d[2] = x2; d[3] = x3;
 }"""
 TF32 = MMA % {
-    "name": "tf32", "shape": "m16n8k8", "types": "f32.tf32.tf32.f32", "outs": ",%2,%3", "a": "%4,%5,%6,%7",
-    "b": "%8,%9", "c": "%0,%1,%2,%3", "results": '"+r"(x0), "+r"(x1), "+r"(x2), "+r"(x3)',
-}  # fmt: skip
+    "name": "tf32",
+    "shape": "m16n8k8",
+    "types": "f32.tf32.tf32.f32",
+    "outs": ",%2,%3",
+    "a": "%4,%5,%6,%7",
+    "b": "%8,%9",
+    "c": "%0,%1,%2,%3",
+    "results": '"+r"(x0), "+r"(x1), "+r"(x2), "+r"(x3)',
+}
 HALF_SUMS = MMA % {
-    "name": "half_sums", "shape": "m16n8k16", "types": "f16.f16.f16.f16", "outs": "", "a": "%2,%3,%4,%5",
-    "b": "%6,%7", "c": "%0,%1", "results": '"+r"(x0), "+r"(x1)',
-}  # fmt: skip
+    "name": "half_sums",
+    "shape": "m16n8k16",
+    "types": "f16.f16.f16.f16",
+    "outs": "",
+    "a": "%2,%3,%4,%5",
+    "b": "%6,%7",
+    "c": "%0,%1",
+    "results": '"+r"(x0), "+r"(x1)',
+}
 SHARED = """extern "C" __global__ void __launch_bounds__(128) tiles(float* y, const float* x) {
   __shared__ float tile[%d];
   #pragma unroll 1
@@ -122,8 +134,10 @@ def test_the_environment_of_tvms_own_step_decides_and_is_seen(messages: dict[str
     assert messages["steered"] == ""  # TVM_CUDA_NVCC_NO_FAST_MATH: precise, and so it is judged
 
 
-@pytest.mark.parametrize(("name", "what"), [("PassContext", "__tanhf"), ("PassContext", "tanh.approx.f32"),
-                                            ("user", "ex2.approx.f32"), ("user", "__expf")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "what"),
+    [("PassContext", "__tanhf"), ("PassContext", "tanh.approx.f32"), ("user", "ex2.approx.f32"), ("user", "__expf")],
+)
 def test_a_build_that_breaks_the_numerics_fails(messages: dict[str, str], name: str, what: str) -> None:
     assert "fast_math = false" in messages[name]
     assert what in messages[name]
@@ -132,10 +146,18 @@ def test_a_build_that_breaks_the_numerics_fails(messages: dict[str, str], name: 
 @pytest.mark.skipif(cuda.detect_arch() is not None, reason="a GPU is here")
 def test_what_must_be_run_is_refused_where_no_gpu_is(messages: dict[str, str], folder: Path, tmp_path: Path) -> None:
     options = ("--target", "cuda", "--arch", "sm_80")
-    for command in (("verify", folder / "clean", "--attribute"), ("bisect", folder / "clean"),
-                    ("bisect", folder / "functions.onnx", *options)):  # fmt: skip
-        done = subprocess.run([sys.executable, "-m", "tvmflow.cli", *map(str, command)], capture_output=True, text=True,
-                              cwd=tmp_path, check=False)  # fmt: skip
+    for command in (
+        ("verify", folder / "clean", "--attribute"),
+        ("bisect", folder / "clean"),
+        ("bisect", folder / "functions.onnx", *options),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-m", "tvmflow.cli", *map(str, command)],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            check=False,
+        )
         assert done.returncode == 9
         assert done.stderr.startswith("error: functions was built for sm_80 and cannot be run here")
         assert "no GPU is here\n  next: do it on a machine that can run it" in done.stderr
@@ -186,10 +208,13 @@ def test_assembly_of_the_source_is_read() -> None:
     assert found == {"asm ex2.approx.ftz.f32": 1}
 
 
-@pytest.mark.parametrize(("source", "allowed", "what"), [
-    (TF32, {"tf32": True}, "multiplies in TF32: HMMA.1688.F32.TF32"),
-    (HALF_SUMS, None, "adds up products in float16: HMMA.16816.F16"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("source", "allowed", "what"),
+    [
+        (TF32, {"tf32": True}, "multiplies in TF32: HMMA.1688.F32.TF32"),
+        (HALF_SUMS, None, "adds up products in float16: HMMA.16816.F16"),
+    ],
+)
 def test_tensor_cores_are_held_against_the_contract(
     source: str, allowed: dict[str, bool] | None, what: str, tmp_path: Path
 ) -> None:

@@ -23,10 +23,17 @@ from tvmflow.database import Provenance, Record, Store, pack
 from tvmflow.findings import Bisection
 
 PROVENANCE = Provenance(
-    versions={"apache-tvm": "0.27.0.post1"}, machine="x86_64", cpu="some CPU", threads=1, date="2026-01-31T00:00:00Z",
-    seed=0, trials=1, protocol="planted", tvmflow="0.1.0",
-)  # fmt: skip
-KERNEL_OFF = '''
+    versions={"apache-tvm": "0.27.0.post1"},
+    machine="x86_64",
+    cpu="some CPU",
+    threads=1,
+    date="2026-01-31T00:00:00Z",
+    seed=0,
+    trials=1,
+    protocol="planted",
+    tvmflow="0.1.0",
+)
+KERNEL_OFF = """
 import tvm
 from tvm import te
 
@@ -35,7 +42,7 @@ def shifted(call):
     a = te.placeholder(x.shape, name="a", dtype=x.dtype)
     out = te.compute(x.shape, lambda *i: tvm.tirx.tanh(a[i]) + tvm.tirx.const(0.01, "float32"))
     return te.create_prim_func([a, out])
-'''
+"""
 
 
 @pytest.fixture(scope="module")
@@ -96,10 +103,17 @@ def planted_records(cfg: Config, kind: str) -> list[Record]:
         if kind == "float16" and "tanh" in task.name:  # rounds the product to float16: off by about 1e-3
             schedule = Schedule(task.mod, debug_mask="none")
             schedule.unsafe_set_dtype(next(iter(blocks_of(schedule))), 0, "float16")
-        found.append(Record(
-            parts=task.parts, name=task.name, workload_json=pack(ir.save_json(task.mod)), flop=task.flop,
-            trace=tasks.trace_json(schedule), timings_s=(1e-6,), provenance=PROVENANCE,
-        ))  # fmt: skip
+        found.append(
+            Record(
+                parts=task.parts,
+                name=task.name,
+                workload_json=pack(ir.save_json(task.mod)),
+                flop=task.flop,
+                trace=tasks.trace_json(schedule),
+                timings_s=(1e-6,),
+                provenance=PROVENANCE,
+            )
+        )
     return found
 
 
@@ -146,8 +160,9 @@ def test_traces_of_another_shape_are_named_though_their_values_are_right(model: 
     assert all("another shape" in note or "no longer applies" in note for note in found.unusable_records)
 
 
-def test_a_kernel_of_the_users_that_is_off_by_a_hundredth(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-                                                           ) -> None:  # fmt: skip
+def test_a_kernel_of_the_users_that_is_off_by_a_hundredth(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "kernels.py").write_text(KERNEL_OFF)
     kernels = {"shifted": {"entry": "kernels:shifted", "folder": str(tmp_path), "replaces": "tanh"}}
     cfg = config.from_dict({"model": {"path": str(model)}, "kernels": kernels, "verify": {"seeds": [0]}})
@@ -160,9 +175,14 @@ def test_a_kernel_of_the_users_that_is_off_by_a_hundredth(model: Path, tmp_path:
     assert reproduce(tmp_path / "found").returncode == 1
 
 
-def test_a_default_schedule_that_is_off_by_a_hundredth(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-                                                       ) -> None:  # fmt: skip
-    plant(tmp_path / "site", monkeypatch, "tvmflow.kernels.default", """
+def test_a_default_schedule_that_is_off_by_a_hundredth(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plant(
+        tmp_path / "site",
+        monkeypatch,
+        "tvmflow.kernels.default",
+        """
         real = module.scheduled
 
         def scheduled(function):
@@ -175,7 +195,8 @@ def test_a_default_schedule_that_is_off_by_a_hundredth(model: Path, tmp_path: Pa
             return tvm.script.from_source(wrong)
 
         module.scheduled = scheduled
-    """)
+    """,
+    )
     unverified = of(model).model_copy(update={"verify": config.VerifySection(enabled=False, seeds=(0,))})
     flow.compile_model(unverified, tmp_path / "wrong.tvmflow")
     found = flow.bisect_artifact(tmp_path / "wrong.tvmflow", None, [], tmp_path / "found", lambda event: None)
@@ -189,7 +210,11 @@ def test_a_default_schedule_that_is_off_by_a_hundredth(model: Path, tmp_path: Pa
 
 def test_a_kernel_that_ends_the_process_is_named(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A default schedule that writes 2^34 rows behind its output."""
-    plant(tmp_path / "site", monkeypatch, "tvmflow.kernels.default", """
+    plant(
+        tmp_path / "site",
+        monkeypatch,
+        "tvmflow.kernels.default",
+        """
         import re
         real = module.scheduled
 
@@ -203,7 +228,8 @@ def test_a_kernel_that_ends_the_process_is_named(model: Path, tmp_path: Path, mo
             return tvm.script.from_source(wrong)
 
         module.scheduled = scheduled
-    """)
+    """,
+    )
     found = bisected(of(model), tmp_path / "found")
     assert found.culprit is not None
     assert found.culprit.step == "DefaultSchedule"
@@ -229,7 +255,11 @@ def test_a_kernel_of_the_users_that_ends_the_process_is_named(
 
 
 def test_a_wrong_import_is_traced_to_its_node(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(tmp_path / "site", monkeypatch, "tvmflow.frontend.ops", """
+    plant(
+        tmp_path / "site",
+        monkeypatch,
+        "tvmflow.frontend.ops",
+        """
         from tvm import relax
         from types import MappingProxyType
         real = module.convert_map
@@ -240,7 +270,8 @@ def test_a_wrong_import_is_traced_to_its_node(model: Path, tmp_path: Path, monke
                 return lambda builder, inputs, attributes, params: relax.op.sin(inputs[0])
 
         module.convert_map = lambda: MappingProxyType({**real(), "Tanh": Wrong})
-    """)
+    """,
+    )
     found = bisected(of(model), tmp_path / "found")
     assert found.culprit is not None
     assert found.culprit.step == "import"

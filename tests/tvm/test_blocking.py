@@ -46,9 +46,7 @@ def run(schedule: Schedule, tensors: list[te.Tensor]) -> list[np.ndarray]:
 @pytest.mark.parametrize(("m", "n", "k"), [(64, 64, 64), (49, 96, 33), (1, 64, 128), (13, 17, 19), (128, 384, 8)])
 @pytest.mark.parametrize("relu", [False, True])
 @pytest.mark.parametrize(("informed", "registers"), [(True, AVX512), (True, AVX2), (True, NEON), (False, AVX512)])
-def test_products_have_numpys_values(
-    m: int, n: int, k: int, relu: bool, informed: bool, registers: Registers
-) -> None:  # fmt: skip
+def test_products_have_numpys_values(m: int, n: int, k: int, relu: bool, informed: bool, registers: Registers) -> None:
     tensors = product(m, n, k, relu)
     schedule = scheduled(tensors, informed, registers)
     if schedule is None:

@@ -39,10 +39,21 @@ LSTM = {"w": normal(1, 16, 3), "r": normal(1, 16, 4)}
 def recurrence(op_type: str, gates: int) -> Callable[[], tuple[onnx.ModelProto, dict[str, Any]]]:
     def make() -> tuple[onnx.ModelProto, dict[str, Any]]:
         feeds = {"x": normal(5, 2, 3)}
-        weights = {"w": normal(2, gates * 4, 3), "r": normal(2, gates * 4, 4),
-                   "b": normal(2, 2 * gates * 4), "lengths": np.array([5, 3], "i4")}
-        return one_node(op_type, feeds, weights, outputs=3 if op_type == "LSTM" else 2, opset=14, hidden_size=4,
-                        direction="bidirectional"), feeds
+        weights = {
+            "w": normal(2, gates * 4, 3),
+            "r": normal(2, gates * 4, 4),
+            "b": normal(2, 2 * gates * 4),
+            "lengths": np.array([5, 3], "i4"),
+        }
+        return one_node(
+            op_type,
+            feeds,
+            weights,
+            outputs=3 if op_type == "LSTM" else 2,
+            opset=14,
+            hidden_size=4,
+            direction="bidirectional",
+        ), feeds
 
     return make
 
@@ -50,13 +61,16 @@ def recurrence(op_type: str, gates: int) -> Callable[[], tuple[onnx.ModelProto, 
 def quantised_lstm() -> tuple[onnx.ModelProto, dict[str, Any]]:
     feeds = {"x": normal(4, 1, 3)}
     rng = np.random.default_rng(0)
-    weights: dict[str, Any] = {"w": rng.integers(-128, 128, (1, 3, 16)).astype("i1"),
-                               "r": rng.integers(-128, 128, (1, 4, 16)).astype("i1")}
+    weights: dict[str, Any] = {
+        "w": rng.integers(-128, 128, (1, 3, 16)).astype("i1"),
+        "r": rng.integers(-128, 128, (1, 4, 16)).astype("i1"),
+    }
     for name in "wr":
         weights |= {f"{name}_scale": np.full(1, 0.004, "f4"), f"{name}_zero": np.zeros(1, "i1")}
     order = ["x", "w", "r", "", "", "", "", "", "w_scale", "w_zero", "r_scale", "r_zero"]
-    return one_node("DynamicQuantizeLSTM", feeds, weights, outputs=3, order=order, domain=MICROSOFT,
-                    hidden_size=4), feeds
+    return one_node(
+        "DynamicQuantizeLSTM", feeds, weights, outputs=3, order=order, domain=MICROSOFT, hidden_size=4
+    ), feeds
 
 
 def quantised_product() -> tuple[onnx.ModelProto, dict[str, Any]]:
@@ -67,8 +81,13 @@ def quantised_product() -> tuple[onnx.ModelProto, dict[str, Any]]:
 
 def integer_product() -> tuple[onnx.ModelProto, dict[str, Any]]:
     feeds = {"x": np.arange(24, dtype="u1").reshape(4, 6)}
-    weights = {"b": np.arange(-15, 15, dtype="i1").reshape(6, 5), "xs": np.array(0.1, "f4"), "bs": np.array(0.02, "f4"),
-               "xz": np.array(12, "u1"), "bz": np.array(3, "i1")}
+    weights = {
+        "b": np.arange(-15, 15, dtype="i1").reshape(6, 5),
+        "xs": np.array(0.1, "f4"),
+        "bs": np.array(0.02, "f4"),
+        "xz": np.array(12, "u1"),
+        "bz": np.array(3, "i1"),
+    }
     return one_node("MatMulIntegerToFloat", feeds, weights, domain=MICROSOFT), feeds
 
 
@@ -89,27 +108,52 @@ def conditional(model: onnx.ModelProto) -> onnx.ModelProto:
     branches = {}
     for name in ("then", "else"):
         inputs = [f"{name}_{used}" if used in {value.name for value in graph.input} else used for used in node.input]
-        within = helper.make_node(node.op_type, inputs, [f"{name}_{result}" for result in node.output], f"{name}_node",
-                                  domain=node.domain)
+        within = helper.make_node(
+            node.op_type, inputs, [f"{name}_{result}" for result in node.output], f"{name}_node", domain=node.domain
+        )
         within.attribute.extend(node.attribute)
         branches[f"{name}_branch"] = helper.make_graph(
-            [within], name, [], [helper.make_empty_tensor_value_info(result) for result in within.output])
+            [within], name, [], [helper.make_empty_tensor_value_info(result) for result in within.output]
+        )
     inputs = [helper.make_tensor_value_info("taken", TensorProto.BOOL, [])]
     for name in ("then", "else"):
         for value in graph.input:
             copy = onnx.ValueInfoProto.FromString(value.SerializeToString())
             copy.name = f"{name}_{value.name}"
             inputs.append(copy)
-    outer = helper.make_graph([make_node("If", ["taken"], node.output, "choice", **branches)], "outer", inputs,
-                              graph.output, graph.initializer)
+    outer = helper.make_graph(
+        [make_node("If", ["taken"], node.output, "choice", **branches)],
+        "outer",
+        inputs,
+        graph.output,
+        graph.initializer,
+    )
     return helper.make_model(outer, opset_imports=model.opset_import, ir_version=10)
 
 
-@pytest.mark.parametrize("make", [
-    recurrence("LSTM", 4), recurrence("GRU", 3), recurrence("RNN", 1), quantised_lstm, quantised_product,
-    integer_product, skip_normalisation, quick_gelu], ids=[
-    "LSTM", "GRU", "RNN", "DynamicQuantizeLSTM", "DynamicQuantizeMatMul", "MatMulIntegerToFloat",
-    "SkipLayerNormalization", "QuickGelu"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        recurrence("LSTM", 4),
+        recurrence("GRU", 3),
+        recurrence("RNN", 1),
+        quantised_lstm,
+        quantised_product,
+        integer_product,
+        skip_normalisation,
+        quick_gelu,
+    ],
+    ids=[
+        "LSTM",
+        "GRU",
+        "RNN",
+        "DynamicQuantizeLSTM",
+        "DynamicQuantizeMatMul",
+        "MatMulIntegerToFloat",
+        "SkipLayerNormalization",
+        "QuickGelu",
+    ],
+)
 @pytest.mark.parametrize("taken", [True, False])
 def test_operators_within_a_branch(
     make: Callable[[], tuple[onnx.ModelProto, dict[str, Any]]], taken: bool, tmp_path: Path
@@ -123,29 +167,52 @@ def test_operators_within_a_branch(
 
 def decided_by_sizes() -> onnx.ModelProto:
     """An LSTM on x [b, n, 3] without its axis 1 where n is 1; with it the LSTM has one axis too many to run."""
+
     def graph(name: str, nodes: list[onnx.NodeProto]) -> onnx.GraphProto:
         return helper.make_graph(nodes, name, [], [helper.make_empty_tensor_value_info(nodes[-1].output[0])])
 
     flat = graph("flat", [make_node("Squeeze", ["x", "one"], ["flat_x"])])
     whole = graph("whole", [make_node("Identity", ["x"], ["whole_x"])])
-    taken = graph("recurrent", [
-        make_node("Shape", ["x"], ["n"], start=1, end=2), make_node("Equal", ["n", "one"], ["is_one"]),
-        make_node("If", ["is_one"], ["rows"], "by_size", then_branch=flat, else_branch=whole),
-        make_node("Unsqueeze", ["rows", "zero"], ["steps"]),
-        make_node("LSTM", ["steps", "w", "r"], ["", "last"], "recurrence", hidden_size=4),
-        make_node("Squeeze", ["last", "zero"], ["recurrent_y"])])
-    other = graph("mean", [make_node("ReduceMean", ["x", "both"], ["mean"], keepdims=0),
-                           make_node("Unsqueeze", ["mean", "one"], ["column"]),
-                           make_node("Mul", ["column", "ones"], ["mean_y"])])
-    weights = {"one": np.array([1]), "zero": np.array([0]), "both": np.array([1, 2]), "ones": np.ones((1, 4), "f4"),
-               **LSTM}
-    return helper.make_model(helper.make_graph(
-        [make_node("If", ["c"], ["y"], "by_value", then_branch=other, else_branch=taken)], "outer",
-        [helper.make_tensor_value_info("c", TensorProto.BOOL, []),
-         helper.make_tensor_value_info("x", TensorProto.FLOAT, ["b", "n", 3])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["b", 4])],
-        [from_array(value, name) for name, value in weights.items()]), opset_imports=[helper.make_opsetid("", 18)],
-        ir_version=10)
+    taken = graph(
+        "recurrent",
+        [
+            make_node("Shape", ["x"], ["n"], start=1, end=2),
+            make_node("Equal", ["n", "one"], ["is_one"]),
+            make_node("If", ["is_one"], ["rows"], "by_size", then_branch=flat, else_branch=whole),
+            make_node("Unsqueeze", ["rows", "zero"], ["steps"]),
+            make_node("LSTM", ["steps", "w", "r"], ["", "last"], "recurrence", hidden_size=4),
+            make_node("Squeeze", ["last", "zero"], ["recurrent_y"]),
+        ],
+    )
+    other = graph(
+        "mean",
+        [
+            make_node("ReduceMean", ["x", "both"], ["mean"], keepdims=0),
+            make_node("Unsqueeze", ["mean", "one"], ["column"]),
+            make_node("Mul", ["column", "ones"], ["mean_y"]),
+        ],
+    )
+    weights = {
+        "one": np.array([1]),
+        "zero": np.array([0]),
+        "both": np.array([1, 2]),
+        "ones": np.ones((1, 4), "f4"),
+        **LSTM,
+    }
+    return helper.make_model(
+        helper.make_graph(
+            [make_node("If", ["c"], ["y"], "by_value", then_branch=other, else_branch=taken)],
+            "outer",
+            [
+                helper.make_tensor_value_info("c", TensorProto.BOOL, []),
+                helper.make_tensor_value_info("x", TensorProto.FLOAT, ["b", "n", 3]),
+            ],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["b", 4])],
+            [from_array(value, name) for name, value in weights.items()],
+        ),
+        opset_imports=[helper.make_opsetid("", 18)],
+        ir_version=10,
+    )
 
 
 def imported(folder: Path, **dims: int) -> Model:
@@ -174,9 +241,13 @@ def test_a_branch_that_cannot_run_at_the_given_sizes_stops_a_run_that_takes_it(
     batch: dict[str, int], tmp_path: Path
 ) -> None:
     model, x = imported(tmp_path, **batch, n=5), normal(2, 5, 3)
-    assert any(note.startswith("If 'by_value': a run that takes its else_branch stops with an error: LSTM "
-                               "'recurrence': it cannot run at these sizes: First input tensor must have rank 3")
-               for note in model.notes)
+    assert any(
+        note.startswith(
+            "If 'by_value': a run that takes its else_branch stops with an error: LSTM "
+            "'recurrence': it cannot run at these sizes: First input tensor must have rank 3"
+        )
+        for note in model.notes
+    )
     assert_same([run(model, True, x)], reference(decided_by_sizes(), {"c": np.array(True), "x": x}))
     with pytest.raises(RuntimeError, match="If_by_value_else_branch_fits_the_sizes"):
         run(model, False, x)
@@ -185,8 +256,11 @@ def test_a_branch_that_cannot_run_at_the_given_sizes_stops_a_run_that_takes_it(
 
 
 def test_branches_of_different_ranks_are_refused_by_name_where_sizes_decide_at_run_time(tmp_path: Path) -> None:
-    with pytest.raises(UnsupportedError, match="If 'by_size': output 'rows' has rank 2 and dtype float32 where the "
-                                               "condition holds, rank 3 and dtype float32 where not") as caught:
+    with pytest.raises(
+        UnsupportedError,
+        match="If 'by_size': output 'rows' has rank 2 and dtype float32 where the "
+        "condition holds, rank 3 and dtype float32 where not",
+    ) as caught:
         imported(tmp_path, b=2)
     assert "fix those of the inputs" in caught.value.hint
 
@@ -197,8 +271,10 @@ def test_silero_takes_its_branch_for_the_sample_rate(length: int, rates: tuple[i
     if not SILERO.exists():
         pytest.skip("silero_vad.onnx is not fetched: python scripts/get_models.py .cache/models silero_vad")
     shapes = {"input": [1, length], "state": [2, 1, 128]}
-    settings = {"model": {"path": str(SILERO), "inputs": {name: {"shape": shape} for name, shape in shapes.items()}},
-                "verify": {"enabled": False}}
+    settings = {
+        "model": {"path": str(SILERO), "inputs": {name: {"shape": shape} for name, shape in shapes.items()}},
+        "verify": {"enabled": False},
+    }
     flow.compile_model(config.from_dict(settings), tmp_path / "silero.tvmflow")
     session = tvmflow.load(tmp_path / "silero.tvmflow")
     signal = (np.sin(np.arange(6 * length) ** 1.5 / 50) / 4).astype("f4").reshape(6, 1, length)

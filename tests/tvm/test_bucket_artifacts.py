@@ -28,8 +28,9 @@ TABLE = RNG.standard_normal((WORDS, WIDTH)).astype("f4")
 DENSE = (RNG.standard_normal((WIDTH, 2 * WIDTH)) / 6).astype("f4")
 
 
-def saved(folder: Path, nodes: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any], **weights: np.ndarray
-          ) -> Path:  # fmt: skip
+def saved(
+    folder: Path, nodes: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any], **weights: np.ndarray
+) -> Path:
     made = [numpy_helper.from_array(array, name) for name, array in weights.items()]
     graph = helper.make_graph(nodes, "g", inputs, outputs, made)
     file = folder / "m.onnx"
@@ -62,10 +63,22 @@ def sentence_model(folder: Path) -> Path:
         helper.make_node("Div", ["sum", "count"], ["mean"]),
     ]
     inputs = [value("ids", TensorProto.INT64, "batch", "words"), value("mask", TensorProto.INT64, "batch", "words")]
-    outputs = [value("mixture", TensorProto.FLOAT, "batch", "words", 2 * WIDTH),
-               value("mean", TensorProto.FLOAT, "batch", 2 * WIDTH)]  # fmt: skip
-    return saved(folder, nodes, inputs, outputs, table=TABLE, dense=DENSE, one=np.float32(1), huge=np.float32(1e30),
-                 first=np.array([1]), last=np.array([2]))  # fmt: skip
+    outputs = [
+        value("mixture", TensorProto.FLOAT, "batch", "words", 2 * WIDTH),
+        value("mean", TensorProto.FLOAT, "batch", 2 * WIDTH),
+    ]
+    return saved(
+        folder,
+        nodes,
+        inputs,
+        outputs,
+        table=TABLE,
+        dense=DENSE,
+        one=np.float32(1),
+        huge=np.float32(1e30),
+        first=np.array([1]),
+        last=np.array([2]),
+    )
 
 
 def compiled(model: Path, out: Path, shapes: dict[str, Any], **sections: Any) -> Bundle:
@@ -96,8 +109,13 @@ def bundle(folder: Path) -> Bundle:
 @pytest.fixture(scope="module")
 def alone_bytes(folder: Path) -> int:
     """What the weights of a library without buckets take."""
-    cfg = config.from_dict({"model": {"path": str(folder / "m.onnx")}, "shapes": {"dims": {"batch": 4, "words": 16}},
-                            "verify": {"enabled": False}})  # fmt: skip
+    cfg = config.from_dict(
+        {
+            "model": {"path": str(folder / "m.onnx")},
+            "shapes": {"dims": {"batch": 4, "words": 16}},
+            "verify": {"enabled": False},
+        }
+    )
     return flow.compile_model(cfg, folder / "alone.tvmflow").files["constants.bin"].size_bytes
 
 
@@ -222,8 +240,11 @@ def test_every_command_knows_buckets(folder: Path) -> None:
     assert listed["mixture"]["shape"] == [3, 5, 2 * WIDTH]
     assert json.loads(ran("verify", path, "--json"))["ok"]
     assert set(json.loads(ran("audit", path, "--json"))["buckets"]) == {
-        "batch-1_words-8", "batch-1_words-16", "batch-4_words-8", "batch-4_words-16",
-    }  # fmt: skip
+        "batch-1_words-8",
+        "batch-1_words-16",
+        "batch-4_words-8",
+        "batch-4_words-16",
+    }
     assert "batch-4_words-8" in ran("inspect", path)
     measured = json.loads(ran("bench", path, "--seconds", "1", "--json"))
     assert all(len(samples) == 2 for samples in measured["buckets"].values())
@@ -239,13 +260,16 @@ def test_what_is_done_for_one_library_asks_for_a_bucket(folder: Path) -> None:
     assert "batch-1_words-8" in caught.value.hint
 
 
-MEAN = [helper.make_node("ReduceMean", ["x"], ["mean"], axes=[1], keepdims=1),
-        helper.make_node("Sub", ["x", "mean"], ["y"])]  # fmt: skip
+MEAN = [
+    helper.make_node("ReduceMean", ["x"], ["mean"], axes=[1], keepdims=1),
+    helper.make_node("Sub", ["x", "mean"], ["y"]),
+]
 
 
 def test_a_dimension_that_mixes_is_found_and_only_exact_sizes_run(tmp_path: Path) -> None:
-    model = saved(tmp_path, MEAN, [value("x", TensorProto.FLOAT, 2, "length", 4)],
-                  [value("y", TensorProto.FLOAT, 2, "length", 4)])  # fmt: skip
+    model = saved(
+        tmp_path, MEAN, [value("x", TensorProto.FLOAT, 2, "length", 4)], [value("y", TensorProto.FLOAT, 2, "length", 4)]
+    )
     bundle = compiled(model, tmp_path / "m.tvmflow", {"buckets": {"length": [4, 8]}})
     assert bundle.padding["length"].kind == "mixes"
     assert "output `y` changes with" in bundle.padding["length"].reason
@@ -257,8 +281,9 @@ def test_a_dimension_that_mixes_is_found_and_only_exact_sizes_run(tmp_path: Path
 
 
 def test_an_allowed_dimension_gives_the_values_of_the_padded_inputs(tmp_path: Path) -> None:
-    model = saved(tmp_path, MEAN, [value("x", TensorProto.FLOAT, 2, "length", 4)],
-                  [value("y", TensorProto.FLOAT, 2, "length", 4)])  # fmt: skip
+    model = saved(
+        tmp_path, MEAN, [value("x", TensorProto.FLOAT, 2, "length", 4)], [value("y", TensorProto.FLOAT, 2, "length", 4)]
+    )
     shapes = {"buckets": {"length": [4, 8]}, "allow_padding": ["length"], "pad": {"x": 0.5}}
     bundle = compiled(model, tmp_path / "m.tvmflow", shapes)
     assert bundle.verdict is not None
@@ -271,8 +296,10 @@ def test_an_allowed_dimension_gives_the_values_of_the_padded_inputs(tmp_path: Pa
 
 def test_nan_in_the_padding_of_a_masked_product_is_found_unless_its_value_is_stated(tmp_path: Path) -> None:
     """0 x NaN is NaN: features must be held at a value too, not their mask alone."""
-    nodes = [helper.make_node("Mul", ["x", "mask"], ["kept"]),
-             helper.make_node("ReduceSum", ["kept", "axes"], ["y"], keepdims=0)]  # fmt: skip
+    nodes = [
+        helper.make_node("Mul", ["x", "mask"], ["kept"]),
+        helper.make_node("ReduceSum", ["kept", "axes"], ["y"], keepdims=0),
+    ]
     inputs = [value("x", TensorProto.FLOAT, 1, "length"), value("mask", TensorProto.FLOAT, 1, "length")]
     model = saved(tmp_path, nodes, inputs, [value("y", TensorProto.FLOAT, 1)], axes=np.array([1]))
     ranges = {"ranges": {"mask": [0.5, 1.0]}}
@@ -286,9 +313,13 @@ def test_nan_in_the_padding_of_a_masked_product_is_found_unless_its_value_is_sta
 def test_outputs_are_cut_where_relax_says(tmp_path: Path) -> None:
     """A strided convolution: rows of a batch are independent, columns are not; sizes follow from both."""
     nodes = [helper.make_node("Conv", ["x", "w"], ["y"], strides=[2, 2], pads=[1, 1, 1, 1])]
-    model = saved(tmp_path, nodes, [value("x", TensorProto.FLOAT, "batch", 3, 8, "width")],
-                  [value("y", TensorProto.FLOAT, "batch", 4, 4, "columns")],
-                  w=RNG.standard_normal((4, 3, 3, 3)).astype("f4"))  # fmt: skip
+    model = saved(
+        tmp_path,
+        nodes,
+        [value("x", TensorProto.FLOAT, "batch", 3, 8, "width")],
+        [value("y", TensorProto.FLOAT, "batch", 4, 4, "columns")],
+        w=RNG.standard_normal((4, 3, 3, 3)).astype("f4"),
+    )
     shapes = {"buckets": {"batch": [2], "width": [6, 16]}, "allow_padding": ["width"]}
     bundle = compiled(model, tmp_path / "m.tvmflow", shapes)
     assert bundle.padding["batch"].kind == "independent"
@@ -324,15 +355,17 @@ def test_an_output_of_a_size_that_only_the_run_knows_is_refused(tmp_path: Path) 
         compiled(model, tmp_path / "x.tvmflow", {"buckets": {"batch": [1, 2]}})
 
 
-def test_records_of_buckets_leave_the_weights_in_one_layout(
-    folder: Path, alone_bytes: int, tmp_path: Path
-) -> None:
+def test_records_of_buckets_leave_the_weights_in_one_layout(folder: Path, alone_bytes: int, tmp_path: Path) -> None:
     """Kernels of each bucket are tuned on their own, and all of them read the same weights."""
     shapes = {"buckets": {"batch": [4, 16], "words": [16]}, "pad": {"mask": 0}}
-    cfg = config.from_dict({
-        "model": {"path": str(folder / "m.onnx")}, "shapes": shapes, "verify": FLAGS,
-        "tuning": {"database": str(tmp_path / "db"), "trials_per_task": 8, "minutes": 2},
-    })  # fmt: skip
+    cfg = config.from_dict(
+        {
+            "model": {"path": str(folder / "m.onnx")},
+            "shapes": shapes,
+            "verify": FLAGS,
+            "tuning": {"database": str(tmp_path / "db"), "trials_per_task": 8, "minutes": 2},
+        }
+    )
     done = flow.tune([cfg], flow.Selection("*matmul*", (1, 1)), lambda event: None)
     assert done.trials > 0
     bundle = flow.compile_model(cfg, tmp_path / "tuned.tvmflow")

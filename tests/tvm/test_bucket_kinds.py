@@ -32,15 +32,29 @@ def model(file: Path) -> Path:
         helper.make_node("ReduceSum", ["products"], ["total"], keepdims=0),
     ]
     shapes: dict[str, list[int | str]] = {
-        "steps": ["time"], "things": ["max", 6], "signal": [2, 2, "in"], "parts": ["parts"], "counted": ["parts"],
-        "sums": ["time"], "likeness": ["max", "max"], "windows": [2, 3, "positions"], "total": [],
-    }  # fmt: skip
-    values = {name: helper.make_tensor_value_info(
-        name, TensorProto.INT32 if name in ("parts", "counted", "total") else TensorProto.FLOAT, shape
-    ) for name, shape in shapes.items()}  # fmt: skip
-    graph = helper.make_graph(nodes, "kinds", list(values.values())[:5], list(values.values())[5:],
-                              [numpy_helper.from_array(np.int64(0), "first"), numpy_helper.from_array(KERNEL, "kernel")]
-                              )  # fmt: skip
+        "steps": ["time"],
+        "things": ["max", 6],
+        "signal": [2, 2, "in"],
+        "parts": ["parts"],
+        "counted": ["parts"],
+        "sums": ["time"],
+        "likeness": ["max", "max"],
+        "windows": [2, 3, "positions"],
+        "total": [],
+    }
+    values = {
+        name: helper.make_tensor_value_info(
+            name, TensorProto.INT32 if name in ("parts", "counted", "total") else TensorProto.FLOAT, shape
+        )
+        for name, shape in shapes.items()
+    }
+    graph = helper.make_graph(
+        nodes,
+        "kinds",
+        list(values.values())[:5],
+        list(values.values())[5:],
+        [numpy_helper.from_array(np.int64(0), "first"), numpy_helper.from_array(KERNEL, "kernel")],
+    )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), file)
     return file
 
@@ -80,8 +94,9 @@ def test_what_rests_on_order_or_pairs_is_padded_but_not_split(folder: Path) -> N
     assert manifest.padding["parts"].reason == "nothing in the padding changes values while it holds `counted` = 0"
 
 
-@pytest.mark.parametrize("sizes", [{}, {"time": 1}, {"max": 2}, {"in": 5}, {"parts": 3}, dict(FIXED, time=3, parts=1)],
-                         ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "sizes", [{}, {"time": 1}, {"max": 2}, {"in": 5}, {"parts": 3}, dict(FIXED, time=3, parts=1)], ids=str
+)
 def test_padded_values_are_the_references(sizes: dict[str, int], folder: Path) -> None:
     feeds = drawn(**sizes)
     got = tvmflow.load(folder / "kinds.tvmflow").run(feeds)
@@ -91,22 +106,28 @@ def test_padded_values_are_the_references(sizes: dict[str, int], folder: Path) -
         np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize(("sizes", "message"), [
-    ({"time": 5}, "`time` = 5 is above the largest bucket, 4, and cannot be split"),
-    ({"max": 4}, "`max` = 4 is above the largest bucket, 3, and cannot be split"),
-    ({"in": 9}, "`in` = 9 is above the largest bucket"),
-    ({"in": 3}, r"output `windows` would have the size \(in - 4\) = -1"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"time": 5}, "`time` = 5 is above the largest bucket, 4, and cannot be split"),
+        ({"max": 4}, "`max` = 4 is above the largest bucket, 3, and cannot be split"),
+        ({"in": 9}, "`in` = 9 is above the largest bucket"),
+        ({"in": 3}, r"output `windows` would have the size \(in - 4\) = -1"),
+    ],
+)
 def test_what_is_refused(sizes: dict[str, int], message: str, folder: Path) -> None:
     with pytest.raises(InputError, match=message):
         tvmflow.load(folder / "kinds.tvmflow").run(drawn(**sizes))
 
 
-@pytest.mark.parametrize(("pad", "message"), [
-    ({"counted": 0.5}, "shapes.pad: `counted` = 0.5, but it is int32 from"),
-    ({"parts": 3e9}, r"shapes.pad: `parts` = 3e\+09, but it is int32 from -2.14748e\+09 to 2.14748e\+09"),
-    ({"steps": 1e39}, r"shapes.pad: `steps` = 1e\+39, but it is float32 from"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("pad", "message"),
+    [
+        ({"counted": 0.5}, "shapes.pad: `counted` = 0.5, but it is int32 from"),
+        ({"parts": 3e9}, r"shapes.pad: `parts` = 3e\+09, but it is int32 from -2.14748e\+09 to 2.14748e\+09"),
+        ({"steps": 1e39}, r"shapes.pad: `steps` = 1e\+39, but it is float32 from"),
+    ],
+)
 def test_padding_is_a_value_that_the_input_may_hold(
     pad: dict[str, float], message: str, folder: Path, tmp_path: Path
 ) -> None:
@@ -116,9 +137,13 @@ def test_padding_is_a_value_that_the_input_may_hold(
 
 def test_a_model_that_only_takes_multiples_is_verified_on_those(tmp_path: Path) -> None:
     nodes = [helper.make_node("Reshape", ["x", "rows"], ["y"])]
-    graph = helper.make_graph(nodes, "rows", [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])],
-                              [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["m", 4])],
-                              [numpy_helper.from_array(np.array([-1, 4]), "rows")])  # fmt: skip
+    graph = helper.make_graph(
+        nodes,
+        "rows",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n"])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["m", 4])],
+        [numpy_helper.from_array(np.array([-1, 4]), "rows")],
+    )
     file = tmp_path / "rows.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), file)
     bundle = flow.compile_model(config.of_model(str(file), [{"shapes": {"buckets": {"n": [16, 32]}}}]), tmp_path / "r")

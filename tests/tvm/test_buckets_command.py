@@ -62,9 +62,23 @@ def test_operations_are_those_of_the_model() -> None:
 def test_the_whole_command(tmp_path: Path) -> None:
     minilm("batch", "sequence")
     shapes = ("--shape", "ids=batchxsequence", "--shape", "mask=batchxsequence")
-    command = [sys.executable, "-m", "tvmflow.cli", "buckets", str(MODELS / "minilm_l6.onnx"), *shapes,
-               "--trace", str(ROOT / "examples" / "lengths.csv"), "--most", "5", "--align", "sequence=8",
-               "--plot", str(tmp_path / "p.svg"), "--json"]  # fmt: skip
+    command = [
+        sys.executable,
+        "-m",
+        "tvmflow.cli",
+        "buckets",
+        str(MODELS / "minilm_l6.onnx"),
+        *shapes,
+        "--trace",
+        str(ROOT / "examples" / "lengths.csv"),
+        "--most",
+        "5",
+        "--align",
+        "sequence=8",
+        "--plot",
+        str(tmp_path / "p.svg"),
+        "--json",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

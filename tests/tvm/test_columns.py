@@ -18,16 +18,19 @@ TARGET = tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_
 KERNELS: dict[str, tuple[Callable[[te.Tensor], te.Tensor], Callable[[np.ndarray], np.ndarray]]] = {
     "max": (lambda x: topi.max(topi.tanh(x), 1), lambda x: np.tanh(x).max(1)),
     "square sum": (lambda x: topi.sqrt(topi.sum(topi.multiply(x, x), [1, 2])), lambda x: np.sqrt((x * x).sum((1, 2)))),
-    "mean": (lambda x: topi.multiply(topi.sum(topi.nn.relu(x), [1, 2], True), 0.5),
-             lambda x: np.maximum(x, 0).sum((1, 2), keepdims=True) * 0.5),
-    "used twice": (lambda x: (lambda y: topi.sum(topi.multiply(y, topi.negative(y)), 1))(topi.tanh(x)),
-                   lambda x: -(np.tanh(x) ** 2).sum(1)),
-}  # fmt: skip
+    "mean": (
+        lambda x: topi.multiply(topi.sum(topi.nn.relu(x), [1, 2], True), 0.5),
+        lambda x: np.maximum(x, 0).sum((1, 2), keepdims=True) * 0.5,
+    ),
+    "used twice": (
+        lambda x: (lambda y: topi.sum(topi.multiply(y, topi.negative(y)), 1))(topi.tanh(x)),
+        lambda x: -(np.tanh(x) ** 2).sum(1),
+    ),
+}
 SIZES = st.tuples(st.integers(1, 2), st.integers(2, 40), st.integers(2, 9), st.sampled_from([4, 8, 12, 48, 80, 256]))
 
 
-@settings(max_examples=20, deadline=None, database=None, derandomize=True,
-          suppress_health_check=[HealthCheck.too_slow])  # fmt: skip
+@settings(max_examples=20, deadline=None, database=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @example(name="max", size=(1, 508, 1, 512))
 @given(name=st.sampled_from(sorted(KERNELS)), size=SIZES)
 def test_kernels(name: str, size: tuple[int, int, int, int]) -> None:

@@ -28,15 +28,25 @@ from tvmflow.kernels import comparisons
 from tvmflow.kernels.axes import blocks_of
 
 PROVENANCE = Provenance(
-    versions={"apache-tvm": "0.27.0.post1"}, machine="x86_64", cpu="some CPU", threads=1, date="2026-01-31T00:00:00Z",
-    seed=0, trials=1, protocol="drawn", tvmflow="0.1.0",
-)  # fmt: skip
+    versions={"apache-tvm": "0.27.0.post1"},
+    machine="x86_64",
+    cpu="some CPU",
+    threads=1,
+    date="2026-01-31T00:00:00Z",
+    seed=0,
+    trials=1,
+    protocol="drawn",
+    tvmflow="0.1.0",
+)
 ROWS, COLUMNS = 32, 64
 BOOL = ("Not", "Or", "And", "Xor")
 
 
-ATTRIBUTES = {"MaxPool": {"kernel_shape": [2, 2], "strides": [2, 2]}, "ReduceMax": {"axes": [1], "keepdims": 0},
-              "Concat": {"axis": 0}}  # fmt: skip
+ATTRIBUTES = {
+    "MaxPool": {"kernel_shape": [2, 2], "strides": [2, 2]},
+    "ReduceMax": {"axes": [1], "keepdims": 0},
+    "Concat": {"axis": 0},
+}
 
 
 class Graph:
@@ -74,7 +84,7 @@ VALUES: dict[str, Callable[[Graph, str, str], str]] = {
     "nested": lambda g, x, y: g.Where(g.Less(x, y), "one", g.Where(g.LessOrEqual(y, x), "two", "half")),
     "larger": lambda g, x, y: g.Min(g.Max(x, y), x),
     "clipped": lambda g, x, y: g.Clip(g.Relu(x), "half", "two"),
-}  # fmt: skip
+}
 EXTREMES: dict[str, Callable[[Graph, str, str], str]] = {
     "pooled": lambda g, x, y: g.MaxPool(g.Reshape(x, "image")),
     "largest": lambda g, x, y: g.ReduceMax(x),
@@ -94,17 +104,22 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         outputs.append(helper.make_tensor_value_info(name, kind, None))
     rng = np.random.default_rng(1)
     weights = {
-        "half": np.array(0.5, "f4"), "one": np.array(1, "f4"), "two": np.array(2, "f4"),
-        "image": np.array([1, 16, 8, 16]), "w": rng.integers(-2, 3, (COLUMNS, COLUMNS)).astype("f4"),
+        "half": np.array(0.5, "f4"),
+        "one": np.array(1, "f4"),
+        "two": np.array(2, "f4"),
+        "image": np.array([1, 16, 8, 16]),
+        "w": rng.integers(-2, 3, (COLUMNS, COLUMNS)).astype("f4"),
         "filter": rng.integers(-2, 3, (16, 16, 1, 1)).astype("f4"),
-    }  # fmt: skip
+    }
     used = {name for node in graph.nodes for name in node.input}
     inputs = [name for index in range(len(cases)) for name in (f"x{index}", f"y{index}") if name in used]
     made = helper.make_graph(
-        graph.nodes, "cases",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [ROWS, COLUMNS]) for name in inputs], outputs,
+        graph.nodes,
+        "cases",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [ROWS, COLUMNS]) for name in inputs],
+        outputs,
         [numpy_helper.from_array(value, name) for name, value in weights.items()],
-    )  # fmt: skip
+    )
     path = tmp_path_factory.mktemp("model") / "cases.onnx"
     whole = helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.save(onnx.shape_inference.infer_shapes(whole), path)
@@ -151,14 +166,27 @@ def drawn_records(cfg: Config, seed: int) -> list[Record]:
         kernels = tasks.extract(prepared, library.calls(prepared), chosen.target, cfg.numerics)
     for task in kernels:
         searched = space.context(task.mod, chosen.tvm_target, "main", seed)
-        context = ms.TuneContext(mod=task.mod, target=chosen.tvm_target, space_generator=searched.space_generator,
-                                 search_strategy="replay-trace", rand_state=seed, num_threads=1)  # fmt: skip
+        context = ms.TuneContext(
+            mod=task.mod,
+            target=chosen.tvm_target,
+            space_generator=searched.space_generator,
+            search_strategy="replay-trace",
+            rand_state=seed,
+            num_threads=1,
+        )
         context.pre_tuning(4, 4, space.designs(searched), ms.database.MemoryDatabase(), ms.cost_model.RandomModel())
         schedule = context.generate_measure_candidates()[-1].sch
-        found.append(Record(
-            parts=task.parts, name=task.name, workload_json=pack(tvm.ir.save_json(task.mod)), flop=task.flop,
-            trace=tasks.trace_json(schedule), timings_s=(1e-6,), provenance=PROVENANCE,
-        ))  # fmt: skip
+        found.append(
+            Record(
+                parts=task.parts,
+                name=task.name,
+                workload_json=pack(tvm.ir.save_json(task.mod)),
+                flop=task.flop,
+                trace=tasks.trace_json(schedule),
+                timings_s=(1e-6,),
+                provenance=PROVENANCE,
+            )
+        )
     return found
 
 
@@ -171,9 +199,13 @@ def test_default_schedules_know_nan(
 
 @pytest.mark.parametrize("seed", [0])
 def test_schedules_of_the_search_know_nan(
-    model: Path, feeds: dict[str, np.ndarray], wanted: list[np.ndarray], seed: int, tmp_path: Path,
+    model: Path,
+    feeds: dict[str, np.ndarray],
+    wanted: list[np.ndarray],
+    seed: int,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
     cfg = of(model, database=str(tmp_path / "db"))
     records, _ = process.call("test_comparisons:drawn_records", cfg, seed, what="drawing schedules")
@@ -183,7 +215,7 @@ def test_schedules_of_the_search_know_nan(
     assert_same(list(tvmflow.load(tmp_path / "a").run(feeds).values()), wanted)
 
 
-TORCH = '''
+TORCH = """
 import torch
 from torch.nn import functional
 
@@ -195,7 +227,7 @@ class Picks(torch.nn.Module):
 
 def model():
     return Picks(), (torch.zeros(4, 6, 16), torch.zeros(4, 6, 16))
-'''
+"""
 
 
 def test_values_for_nan_are_those_of_pytorch(tmp_path: Path) -> None:
@@ -205,9 +237,12 @@ def test_values_for_nan_are_those_of_pytorch(tmp_path: Path) -> None:
     for values in numbers.values():
         values[rng.random(values.shape) < 0.1] = np.nan
     np.savez(tmp_path / "numbers.npz", **numbers)
-    cfg = config.from_dict({
-        "model": {"entry": "picks:model", "folder": str(tmp_path)}, "verify": {"inputs": str(tmp_path / "numbers.npz")},
-    })  # fmt: skip
+    cfg = config.from_dict(
+        {
+            "model": {"entry": "picks:model", "folder": str(tmp_path)},
+            "verify": {"inputs": str(tmp_path / "numbers.npz")},
+        }
+    )
     manifest = compile_model(cfg, tmp_path / "a")
     assert manifest.verdict is not None
     assert manifest.verdict.ok

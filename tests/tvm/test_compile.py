@@ -26,9 +26,13 @@ MODELS = ROOT / ".cache" / "models" / "onnx"
 
 def run(*arguments: str | Path, cwd: Path, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "tvmflow.cli", *map(str, arguments)], capture_output=True, text=True, cwd=cwd,
-        env={**os.environ, **(env or {})}, check=False,
-    )  # fmt: skip
+        [sys.executable, "-m", "tvmflow.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, **(env or {})},
+        check=False,
+    )
 
 
 def save_small(path: Path, nodes: list[onnx.NodeProto] | None = None, **weights: np.ndarray) -> Path:
@@ -36,11 +40,12 @@ def save_small(path: Path, nodes: list[onnx.NodeProto] | None = None, **weights:
     weights = weights or {"w": np.arange(32, dtype="f4").reshape(4, 8) / 32, "b": np.ones(8, "f4")}
     nodes = nodes or [helper.make_node("Gemm", ["x", "w", "b"], ["y"], name="layer")]
     graph = helper.make_graph(
-        nodes, "small",
+        nodes,
+        "small",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
         [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
         [numpy_helper.from_array(value, name) for name, value in weights.items()],
-    )  # fmt: skip
+    )
     imports = [helper.make_opsetid("", 17), helper.make_opsetid("my.company", 1)]
     onnx.save(helper.make_model(graph, opset_imports=imports, ir_version=8), path)
     return path
@@ -61,9 +66,13 @@ def test_compile_states_its_config_and_verdict(small: Path) -> None:
     assert manifest["signature"]["inputs"] == [{"name": "x", "dtype": "float32", "shape": ["n", 4], "range": None}]
     assert manifest["signature"]["outputs"][0]["shape"] == ["n", 8]
     assert manifest["config"]["numerics"] == {
-        "fast_math": False, "tf32": False, "winograd": "auto", "widen_half": True, "fp16_accumulate": False,
+        "fast_math": False,
+        "tf32": False,
+        "winograd": "auto",
+        "widen_half": True,
+        "fp16_accumulate": False,
         "denormals": "keep",
-    }  # fmt: skip
+    }
     assert manifest["config"]["target"]["mcpu"] != "native"
     assert manifest["config"]["target"]["threads"] == len(os.sched_getaffinity(0))
     assert manifest["versions"]["apache-tvm"] == "0.27.0.post1"
@@ -97,12 +106,23 @@ def test_outputs_are_arrays_of_their_own(tmp_path: Path) -> None:
     """An input, a weight or one value given back twice: writing to one output changes nothing else."""
     weight = np.arange(4096, dtype="f4")
     shape = [1, 4096]
-    nodes = [helper.make_node("Identity", ["x"], ["same"]), helper.make_node("Identity", ["w"], ["weight"]),
-             helper.make_node("Relu", ["x"], ["one"]), helper.make_node("Identity", ["one"], ["two"])]  # fmt: skip
-    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, size)
-               for name, size in (("same", shape), ("weight", [4096]), ("one", shape), ("two", shape))]  # fmt: skip
-    graph = helper.make_graph(nodes, "alias", [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)], outputs,
-                              [numpy_helper.from_array(weight, "w")])  # fmt: skip
+    nodes = [
+        helper.make_node("Identity", ["x"], ["same"]),
+        helper.make_node("Identity", ["w"], ["weight"]),
+        helper.make_node("Relu", ["x"], ["one"]),
+        helper.make_node("Identity", ["one"], ["two"]),
+    ]
+    outputs = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, size)
+        for name, size in (("same", shape), ("weight", [4096]), ("one", shape), ("two", shape))
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "alias",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)],
+        outputs,
+        [numpy_helper.from_array(weight, "w")],
+    )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "a.onnx")
     assert run("compile", "a.onnx", cwd=tmp_path).returncode == 0
     session = tvmflow.load(tmp_path / "a.tvmflow")
@@ -159,8 +179,14 @@ def test_outputs_only_replace_files(small: Path, tmp_path: Path) -> None:
 
 def test_a_full_standard_output_is_an_output_error(small: Path) -> None:
     with open("/dev/full", "w") as full:
-        done = subprocess.run([sys.executable, "-m", "tvmflow.cli", "inspect", "small.tvmflow"], cwd=small, stdout=full,
-                              stderr=subprocess.PIPE, text=True, check=False)  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-m", "tvmflow.cli", "inspect", "small.tvmflow"],
+            cwd=small,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+        )
     assert (done.returncode, "Traceback" in done.stderr) == (13, False)
 
 
@@ -170,8 +196,9 @@ def test_folders_of_the_working_directory_hide_nothing(small: Path, tmp_path: Pa
         (tmp_path / name / "__init__.py").write_text("raise ImportError('the wrong one')")
     (tmp_path / "x.toml").write_text(f'[model]\npath = "{small / "small.onnx"}"')
     script = shutil.which("tvmflow", path=str(Path(sys.executable).parent))
-    done = subprocess.run([str(script), "compile", "x.toml", "-o", "a"], cwd=tmp_path, capture_output=True, text=True,
-                          check=False)  # fmt: skip
+    done = subprocess.run(
+        [str(script), "compile", "x.toml", "-o", "a"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -190,8 +217,13 @@ def test_verify_again_and_after_the_model_changed(small: Path, tmp_path: Path) -
 
 
 def test_a_changed_byte_of_external_data_is_another_model(tmp_path: Path) -> None:
-    onnx.save(onnx.load(save_small(tmp_path / "small.onnx")), tmp_path / "small.onnx", save_as_external_data=True,
-              location="weights.bin", size_threshold=0)  # fmt: skip
+    onnx.save(
+        onnx.load(save_small(tmp_path / "small.onnx")),
+        tmp_path / "small.onnx",
+        save_as_external_data=True,
+        location="weights.bin",
+        size_threshold=0,
+    )
     assert run("compile", "small.onnx", cwd=tmp_path).returncode == 0
     moved = tmp_path / "moved"
     moved.mkdir()
@@ -259,8 +291,15 @@ def test_zip_and_inspect(small: Path, tmp_path: Path) -> None:
 
 
 def test_building_twice_gives_the_same_bytes(small: Path, tmp_path: Path) -> None:
-    again = run("compile", small / "small.onnx", "-o", tmp_path / "again", "--no-verify", cwd=tmp_path,
-                env={"PYTHONHASHSEED": "7", "TVM_NUM_THREADS": "1"})  # fmt: skip
+    again = run(
+        "compile",
+        small / "small.onnx",
+        "-o",
+        tmp_path / "again",
+        "--no-verify",
+        cwd=tmp_path,
+        env={"PYTHONHASHSEED": "7", "TVM_NUM_THREADS": "1"},
+    )
     assert again.returncode == 0, again.stderr
     for name in ("library.so", "constants.bin"):
         assert (tmp_path / "again" / name).read_bytes() == (small / "small.tvmflow" / name).read_bytes()
@@ -272,8 +311,11 @@ def test_dump_ir_and_passes(small: Path, tmp_path: Path) -> None:
     dumped = sorted(p.name for p in (tmp_path / "ir").iterdir())
     assert dumped[0] == "01_DropEmpty.py"
     assert hashes["graph: VMShapeLower"] in (tmp_path / "ir" / f"{len(dumped) - 1}_VMShapeLower.py").read_text()
-    names = [name for steps in json.loads(run("passes", small / "small.onnx", "--json", cwd=tmp_path).stdout).values()
-             for name, _ in steps]  # fmt: skip
+    names = [
+        name
+        for steps in json.loads(run("passes", small / "small.onnx", "--json", cwd=tmp_path).stdout).values()
+        for name, _ in steps
+    ]
     assert names.index("FoldBatchnormToConv2D") < names.index("DecomposeOpsForInference") < names.index("FuseOps")
 
 
@@ -288,9 +330,15 @@ def test_layout_budget(tmp_path: Path) -> None:
 
 
 def cyclic(path: Path) -> None:
-    save_small(path, [helper.make_node("Add", ["x", "t"], ["u"], name="first"),
-                      helper.make_node("Relu", ["u"], ["t"], name="second"),
-                      helper.make_node("Relu", ["t"], ["y"])], w=np.zeros(1, "f4"))  # fmt: skip
+    save_small(
+        path,
+        [
+            helper.make_node("Add", ["x", "t"], ["u"], name="first"),
+            helper.make_node("Relu", ["u"], ["t"], name="second"),
+            helper.make_node("Relu", ["t"], ["y"]),
+        ],
+        w=np.zeros(1, "f4"),
+    )
 
 
 def truncated(path: Path) -> None:
@@ -305,8 +353,15 @@ def without_external_data(path: Path) -> None:
 
 
 def enormous(path: Path) -> None:
-    save_small(path, [helper.make_node("ConstantOfShape", ["s"], ["c"]), helper.make_node("ReduceSum", ["c"], ["r"]),
-                      helper.make_node("Add", ["x", "r"], ["y"])], s=np.array([10**6, 10**6], "i8"))  # fmt: skip
+    save_small(
+        path,
+        [
+            helper.make_node("ConstantOfShape", ["s"], ["c"]),
+            helper.make_node("ReduceSum", ["c"], ["r"]),
+            helper.make_node("Add", ["x", "r"], ["y"]),
+        ],
+        s=np.array([10**6, 10**6], "i8"),
+    )
 
 
 def foreign(path: Path) -> None:
@@ -341,13 +396,16 @@ def test_bad_models(make: object, code: int, message: str, tmp_path: Path) -> No
     ("options", "code", "message"),
     [
         (["--set", "target.mcpu=pentium9"], 6, "LLVM knows no CPU `pentium9`"),
-        (["--set", "target.mtriple=foo-linux-gnu", "--set", "target.mcpu=generic", "--set", "target.threads=2"], 6,
-         "LLVM has no architecture `foo`"),
+        (
+            ["--set", "target.mtriple=foo-linux-gnu", "--set", "target.mcpu=generic", "--set", "target.threads=2"],
+            6,
+            "LLVM has no architecture `foo`",
+        ),
         (["--shape", "q=1x4"], 3, "q"),
         (["--dim", "q=1"], 3, "no dimension 'q'"),
         (["--shape", "x=1x5"], 3, "x"),
     ],
-)  # fmt: skip
+)
 def test_bad_options(small: Path, options: list[str], code: int, message: str, tmp_path: Path) -> None:
     done = run("compile", small / "small.onnx", *options, cwd=tmp_path)
     assert (done.returncode, message in done.stderr) == (code, True), done.stderr
@@ -379,9 +437,12 @@ def test_a_full_disk_leaves_nothing_behind(small: Path, full_disk: Path) -> None
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupt_leaves_nothing_behind(number: signal.Signals, small: Path, tmp_path: Path) -> None:
     child = subprocess.Popen(
-        [sys.executable, "-m", "tvmflow.cli", "compile", str(small / "small.onnx"), "-o", "a"], cwd=tmp_path,
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        [sys.executable, "-m", "tvmflow.cli", "compile", str(small / "small.onnx"), "-o", "a"],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     while not list(tmp_path.glob(".a.*.tmp")):
         time.sleep(0.05)
     child.send_signal(number)
@@ -393,8 +454,9 @@ def test_interrupt_leaves_nothing_behind(number: signal.Signals, small: Path, tm
 # --- real models ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["silero_ifless", "magika", "ppocr_cls", "minilm_l6", "effnet_lite0",
-                                  "voicefilter_int8"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name", ["silero_ifless", "magika", "ppocr_cls", "minilm_l6", "effnet_lite0", "voicefilter_int8"]
+)
 def test_real_models(name: str, tmp_path: Path) -> None:
     if not (MODELS / f"{name}.onnx").exists():
         pytest.skip(f"{name}.onnx is not fetched: python scripts/get_models.py .cache/models {name}")

@@ -80,12 +80,15 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         helper.make_node("ArgMax", ["p"], ["i"], axis=1),
     ]
     graph = helper.make_graph(
-        nodes, "small",
+        nodes,
+        "small",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 16, 16])],
-        [helper.make_tensor_value_info("p", TensorProto.FLOAT, None),
-         helper.make_tensor_value_info("i", TensorProto.INT64, None)],
+        [
+            helper.make_tensor_value_info("p", TensorProto.FLOAT, None),
+            helper.make_tensor_value_info("i", TensorProto.INT64, None),
+        ],
         [numpy_helper.from_array(rng.standard_normal(shape, "f4"), name) for name, shape in shapes.items()],
-    )  # fmt: skip
+    )
     path = tmp_path_factory.mktemp("cross") / "small.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
     return path

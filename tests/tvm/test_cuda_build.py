@@ -27,10 +27,18 @@ REFERENCE = """extern "C" __global__ void reference(float* y, const float* a) {
 }"""
 # Variables that the child gets although `process.call` would not have passed them on.
 STEERING = {
-    "TVM_CUDA_NVCC_NO_FAST_MATH": "1", "TVM_CUDA_PTXAS_REG_LEVEL": "0", "TVM_CUDA_PTXAS_EXTRA_OPTS": "-O0",
-    "TVM_CUDA_NVRTC_EXTRA_OPTS": "--use_fast_math", "TVM_CUDA_COMPILE_MODE": "nvcc", "TVM_KERNEL_DEBUG": "1",
-    "TVM_KERNEL_DUMP": "/nowhere", "NVCC_APPEND_FLAGS": "-use_fast_math", "NVCC_PREPEND_FLAGS": "-O0 -G",
-    "NVRTC_DISABLE_PCH": "1", "CUDA_PATH": "/nowhere", "LLVM_OVERRIDE_PRODUCER": "someone",
+    "TVM_CUDA_NVCC_NO_FAST_MATH": "1",
+    "TVM_CUDA_PTXAS_REG_LEVEL": "0",
+    "TVM_CUDA_PTXAS_EXTRA_OPTS": "-O0",
+    "TVM_CUDA_NVRTC_EXTRA_OPTS": "--use_fast_math",
+    "TVM_CUDA_COMPILE_MODE": "nvcc",
+    "TVM_KERNEL_DEBUG": "1",
+    "TVM_KERNEL_DUMP": "/nowhere",
+    "NVCC_APPEND_FLAGS": "-use_fast_math",
+    "NVCC_PREPEND_FLAGS": "-O0 -G",
+    "NVRTC_DISABLE_PCH": "1",
+    "CUDA_PATH": "/nowhere",
+    "LLVM_OVERRIDE_PRODUCER": "someone",
 }
 
 
@@ -233,8 +241,12 @@ def test_unknown_arch(env: dict[str, str], tmp_path: Path) -> None:
 def test_code_that_does_not_compile(env: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(CompileError, match=r'error: identifier "nothing" is undefined') as caught:
         process.call(
-            "test_cuda_build:build", str(tmp_path), (("sm_80", False),), "__global__ void k() { nothing(); }",
-            what="building", env=env,
+            "test_cuda_build:build",
+            str(tmp_path),
+            (("sm_80", False),),
+            "__global__ void k() { nothing(); }",
+            what="building",
+            env=env,
         )
     assert "1 error detected" in caught.value.details
 

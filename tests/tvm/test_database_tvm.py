@@ -28,9 +28,16 @@ from tvmflow.tuning import space
 
 CPU = {"kind": "llvm", "mcpu": "x86-64-v3", "mtriple": "x86_64-linux-gnu", "num-cores": 2}
 PROVENANCE = Provenance(
-    versions={"apache-tvm": "0.19.0"}, machine="unknown", cpu="some CPU", threads=1, date="2025-01-31T00:00:00Z",
-    seed=None, trials=0, protocol="imported", tvmflow="0.1.0",
-)  # fmt: skip
+    versions={"apache-tvm": "0.19.0"},
+    machine="unknown",
+    cpu="some CPU",
+    threads=1,
+    date="2025-01-31T00:00:00Z",
+    seed=None,
+    trials=0,
+    protocol="imported",
+    tvmflow="0.1.0",
+)
 STATED = Stated({"fast_math": False, "tf32": False}, None, None, None, PROVENANCE)
 
 
@@ -74,10 +81,14 @@ def record(rows: int, **changes: Any) -> Record:
     mod, workload = tasks.canonical(kernel(rows)["main"])
     target = database_children._target(CPU, STATED, NumericsSection())
     made = Record(
-        parts=tasks.key_parts(workload, target, NumericsSection()), name=f"matmul {rows}",
-        workload_json=pack(tvm.ir.save_json(mod)), trace=plain(searched(mod).trace), timings_s=(2e-3, 1e-3, 3e-3),
-        flop=2.0 * rows * 32 * 48, provenance=PROVENANCE,
-    )  # fmt: skip
+        parts=tasks.key_parts(workload, target, NumericsSection()),
+        name=f"matmul {rows}",
+        workload_json=pack(tvm.ir.save_json(mod)),
+        trace=plain(searched(mod).trace),
+        timings_s=(2e-3, 1e-3, 3e-3),
+        flop=2.0 * rows * 32 * 48,
+        provenance=PROVENANCE,
+    )
     return made.model_copy(update=changes)
 
 
@@ -110,8 +121,11 @@ def hostile(tmp_path: Path) -> Mapping[str, tuple[Record, str]]:
         "Expecting value": [block, ["TransformLayout", ["b0"], [0, 0, f"lambda i: {evil}", None, False], []]],
         "Annotate its trace": [block, ["Annotate", ["b0"], [evil, [evil]], []]],
         "its trace does not apply to its workload: Error message": [
-            block, ["GetLoops", ["b0"], [], ["l1", "l2", "l3"]], ["Split", ["l1", 0, None], [1, 0], ["l4", "l5"]]],
-    }  # fmt: skip
+            block,
+            ["GetLoops", ["b0"], [], ["l1", "l2", "l3"]],
+            ["Split", ["l1", 0, None], [1, 0], ["l4", "l5"]],
+        ],
+    }
     bodies = {
         "its workload does not load": "{}",
         "its workload is no module": json.dumps({"root_index": 0, "nodes": [{"type": "None"}]}),
@@ -119,8 +133,13 @@ def hostile(tmp_path: Path) -> Mapping[str, tuple[Record, str]]:
         "its workload hashes to": tvm.ir.save_json(tasks.canonical(kernel(24)["main"])[0]),
         "its workload is not one function": text.replace('"main"', json.dumps(evil)),
     }
-    wrong = [*({"trace": [trace, []]} for trace in traces.values()), {"trace": None}, {"trace": "x"}, {"trace": {}},
-             *({"workload_json": pack(body)} for body in bodies.values())]  # fmt: skip
+    wrong = [
+        *({"trace": [trace, []]} for trace in traces.values()),
+        {"trace": None},
+        {"trace": "x"},
+        {"trace": {}},
+        *({"workload_json": pack(body)} for body in bodies.values()),
+    ]
     said = [*traces, *["its trace does not apply"] * 3, *bodies]
     found = {}
     for number, (change, what) in enumerate(zip(wrong, said, strict=True)):
@@ -155,8 +174,10 @@ def test_too_many_deaths_end_the_check(tmp_path: Path, monkeypatch: pytest.Monke
     good = record(16)
     killer = pack(renamed_nodes(unpack(good.workload_json), "prim.Add", a="itself"))
     found = exchange.replay([good, record(8, workload_json=killer), record(24)])
-    assert [what.partition(":")[0] for what in found.values()] == ["replaying it crashed (signal 11, SIGSEGV)",
-                                                                  "not looked at"]  # fmt: skip
+    assert [what.partition(":")[0] for what in found.values()] == [
+        "replaying it crashed (signal 11, SIGSEGV)",
+        "not looked at",
+    ]
 
 
 def test_verify_as_people_see_it(tmp_path: Path) -> None:
@@ -220,7 +241,11 @@ def test_what_is_exported_is_imported_as_it_was(exported: Path, tmp_path: Path) 
     ours = Store(exported / "db").read().by_key
     for one in Store(tmp_path / "db").read().records:
         assert (one.trace, one.timings_s, one.workload_json, one.flop) == (
-            ours[one.key].trace, ours[one.key].timings_s, ours[one.key].workload_json, one.flop)  # fmt: skip
+            ours[one.key].trace,
+            ours[one.key].timings_s,
+            ours[one.key].workload_json,
+            one.flop,
+        )
     assert known in Store(tmp_path / "db").read().records, "its provenance is worth more than an equal one's"
 
 
@@ -245,9 +270,15 @@ def metaschedule_files(folder: Path, target: Mapping[str, object] = CPU) -> ms.d
 
     def commit(mod: tvm.IRModule, schedule: Schedule, seconds: list[float]) -> None:
         where = tvm.target.Target(dict(target))
-        database.commit_tuning_record(ms.database.TuningRecord(
-            schedule.trace, database.commit_workload(mod), seconds, where,
-            ms.arg_info.ArgInfo.from_prim_func(mod["main"])))  # fmt: skip
+        database.commit_tuning_record(
+            ms.database.TuningRecord(
+                schedule.trace,
+                database.commit_workload(mod),
+                seconds,
+                where,
+                ms.arg_info.ArgInfo.from_prim_func(mod["main"]),
+            )
+        )
 
     for rows in (8, 16):
         commit(kernel(rows), tiled(kernel(rows), "product", 2), [9e-3])
@@ -275,18 +306,50 @@ def test_records_of_metaschedule_are_taken(tmp_path: Path) -> None:
     broken = [first[0], [[[["Nonsense", [], [], []]], []], [1e-4], first[1][2], first[1][3]]]
     evil = hostile_workload(tmp_path / "ran")
     append(tmp_path / "in" / WORKLOADS, "[1,", ["0", "AAAA"], evil)
-    append(records, broken, "garbage", [2, first[1]], [3, first[1]], [0, [first[1][0], [-1.0], first[1][2], []]], "",
-           [4, [[[], []], [1e-3], CPU, []]])  # fmt: skip
-    arguments = ["import", str(tmp_path / "in"), "--database", str(tmp_path / "db"), "--no-fast-math", "--no-tf32",
-                 "--tvm", "0.19.0", "--cpu", "some CPU", "--date", "2025-01-31"]  # fmt: skip
+    append(
+        records,
+        broken,
+        "garbage",
+        [2, first[1]],
+        [3, first[1]],
+        [0, [first[1][0], [-1.0], first[1][2], []]],
+        "",
+        [4, [[[], []], [1e-3], CPU, []]],
+    )
+    arguments = [
+        "import",
+        str(tmp_path / "in"),
+        "--database",
+        str(tmp_path / "db"),
+        "--no-fast-math",
+        "--no-tf32",
+        "--tvm",
+        "0.19.0",
+        "--cpu",
+        "some CPU",
+        "--date",
+        "2025-01-31",
+    ]
     done = CliRunner().invoke(db, [*arguments, "--json"])
     assert isinstance(done.exception, TvmflowError)
     places = {line.split(": ")[1]: line.split(": ", 2)[2] for line in done.stderr.splitlines() if "skipped" in line}
     assert [place.rpartition("/")[2] for place in places] == [
-        f"{WORKLOADS}:3", *(f"{TUNING_RECORDS}:{line}" for line in (8, 9, 11, 7, 10, 13))]  # fmt: skip
-    for said, what in zip(places.values(), ["no JSON", "no JSON", "its workload, line 3", "no run times: [-1.0]",
-                                            "Nonsense is not registered", "its workload is damaged",
-                                            "the workload's script"], strict=True):  # fmt: skip
+        f"{WORKLOADS}:3",
+        *(f"{TUNING_RECORDS}:{line}" for line in (8, 9, 11, 7, 10, 13)),
+    ]
+    for said, what in zip(
+        places.values(),
+        [
+            "no JSON",
+            "no JSON",
+            "its workload, line 3",
+            "no run times: [-1.0]",
+            "Nonsense is not registered",
+            "its workload is damaged",
+            "the workload's script",
+        ],
+        strict=True,
+    ):
         assert what in said
     assert not (tmp_path / "ran").exists()
     store = Store(tmp_path / "db")

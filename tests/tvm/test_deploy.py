@@ -61,11 +61,18 @@ def want(x: np.ndarray) -> np.ndarray:
 @pytest.fixture(scope="module")
 def layers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """max(x[16, 256] @ a, 0) @ b -> y."""
-    nodes = [helper.make_node("MatMul", ["x", "a"], ["h"]), helper.make_node("Relu", ["h"], ["r"]),
-             helper.make_node("MatMul", ["r", "b"], ["y"])]  # fmt: skip
-    graph = helper.make_graph(nodes, "layers", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [ROWS, WIDTH])],
-                              [helper.make_tensor_value_info("y", TensorProto.FLOAT, [ROWS, WIDTH])],
-                              [numpy_helper.from_array(FIRST, "a"), numpy_helper.from_array(SECOND, "b")])  # fmt: skip
+    nodes = [
+        helper.make_node("MatMul", ["x", "a"], ["h"]),
+        helper.make_node("Relu", ["h"], ["r"]),
+        helper.make_node("MatMul", ["r", "b"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "layers",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [ROWS, WIDTH])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [ROWS, WIDTH])],
+        [numpy_helper.from_array(FIRST, "a"), numpy_helper.from_array(SECOND, "b")],
+    )
     folder = tmp_path_factory.mktemp("layers")
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "m.onnx")
     return tvmflow.compile(folder / "m.onnx", out=folder / "layers.tvmflow")
@@ -81,8 +88,13 @@ def test_memory_is_planned_and_no_call_asks_for_more(layers: Path, tmp_path: Pat
     shim = tmp_path / "allocations.so"
     source = Path(__file__).with_name("allocations.c")
     subprocess.run([compiler, "-shared", "-fPIC", "-O1", source, "-o", shim], check=True)
-    done = subprocess.run([sys.executable, "-c", COUNTED, layers], env={**os.environ, "LD_PRELOAD": str(shim)},
-                          capture_output=True, text=True, check=False)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", COUNTED, layers],
+        env={**os.environ, "LD_PRELOAD": str(shim)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     for line in done.stdout.splitlines():
         size, warm, kept = map(int, line.split())
@@ -97,8 +109,13 @@ def test_runs_without_the_compiler_and_without_tvm(layers: Path, tmp_path: Path)
     assert not list(parts.rglob("libtvm_compiler*"))
     np.save(tmp_path / "x.npy", drawn(0))
     python = Path(sys.executable).resolve()  # outside the virtual environment, and without site-packages by -S
-    done = subprocess.run([python, "-S", "-c", ALONE, layers, tmp_path / "y.npy", tmp_path / "x.npy"],
-                          env={"PYTHONPATH": str(parts)}, capture_output=True, text=True, check=False)  # fmt: skip
+    done = subprocess.run(
+        [python, "-S", "-c", ALONE, layers, tmp_path / "y.npy", tmp_path / "x.npy"],
+        env={"PYTHONPATH": str(parts)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[] False\n"
     np.testing.assert_array_equal(np.load(tmp_path / "y.npy"), tvmflow.load(layers).run({"x": drawn(0)})["y"])
@@ -189,8 +206,9 @@ def test_cpp_example(layers: Path, tmp_path: Path) -> None:
     subprocess.run(["make", "-C", ROOT / "examples" / "cpp", *settings], check=True, stdout=subprocess.PIPE)
     drawn(3).tofile(tmp_path / "x.bin")
     program = [tmp_path / "run_artifact", layers]
-    done = subprocess.run([*program, "--runs", "3", f"x={tmp_path / 'x.bin'}"], capture_output=True, text=True,
-                          check=False)  # fmt: skip
+    done = subprocess.run(
+        [*program, "--runs", "3", f"x={tmp_path / 'x.bin'}"], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     head, _, values = done.stdout.strip().partition("] ")
     assert head == f"y float32 [{ROWS}, {WIDTH}"

@@ -54,13 +54,20 @@ def model(file: Path) -> Path:
         helper.make_node("Conv", ["turned", "w"], ["windows"], strides=[2]),
     ]
     graph = helper.make_graph(
-        nodes, "words",
+        nodes,
+        "words",
         [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "sequence"]) for name in ("ids", "mask")],
-        [helper.make_tensor_value_info("mean", TensorProto.FLOAT, ["batch", WIDTH]),
-         helper.make_tensor_value_info("windows", TensorProto.FLOAT, ["batch", 4, "count"])],
-        [numpy_helper.from_array(TABLE, "table"), numpy_helper.from_array(WINDOWS, "w"),
-         numpy_helper.from_array(np.array([1]), "middle"), numpy_helper.from_array(np.array([2]), "last")],
-    )  # fmt: skip
+        [
+            helper.make_tensor_value_info("mean", TensorProto.FLOAT, ["batch", WIDTH]),
+            helper.make_tensor_value_info("windows", TensorProto.FLOAT, ["batch", 4, "count"]),
+        ],
+        [
+            numpy_helper.from_array(TABLE, "table"),
+            numpy_helper.from_array(WINDOWS, "w"),
+            numpy_helper.from_array(np.array([1]), "middle"),
+            numpy_helper.from_array(np.array([2]), "last"),
+        ],
+    )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), file)
     return file
 
@@ -100,8 +107,9 @@ def drawn(batch: int, sequence: int, seed: int = 0) -> dict[str, np.ndarray]:
     return {"ids": rng.integers(0, WORDS, (batch, sequence)), "mask": mask}
 
 
-def by_cpp(program: Path, artifact: Path, feeds: dict[str, np.ndarray], folder: Path
-           ) -> subprocess.CompletedProcess[str]:  # fmt: skip
+def by_cpp(
+    program: Path, artifact: Path, feeds: dict[str, np.ndarray], folder: Path
+) -> subprocess.CompletedProcess[str]:
     words = []
     for name, array in feeds.items():
         array.tofile(folder / name)
@@ -136,9 +144,14 @@ def test_cpp_gives_pythons_values(
             np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("feeds", [
-    *(drawn(*sizes) for sizes in REFUSED), drawn(2, 5) | {"mask": np.ones((2, 4), "i8")},
-], ids=[*map(str, REFUSED), "contradiction"])  # fmt: skip
+@pytest.mark.parametrize(
+    "feeds",
+    [
+        *(drawn(*sizes) for sizes in REFUSED),
+        drawn(2, 5) | {"mask": np.ones((2, 4), "i8")},
+    ],
+    ids=[*map(str, REFUSED), "contradiction"],
+)
 def test_cpp_refuses_what_python_refuses(
     feeds: dict[str, np.ndarray], built: Path, session: BucketSession, program: Path, tmp_path: Path
 ) -> None:
@@ -150,8 +163,9 @@ def test_cpp_refuses_what_python_refuses(
 
 def test_cpp_wants_shapes_that_fit(built: Path, program: Path, tmp_path: Path) -> None:
     feeds = drawn(2, 4)
-    open_ = subprocess.run([program, built / "words.tvmflow", "ids=x", "mask=x"], capture_output=True, text=True,
-                           check=False)  # fmt: skip
+    open_ = subprocess.run(
+        [program, built / "words.tvmflow", "ids=x", "mask=x"], capture_output=True, text=True, check=False
+    )
     assert open_.stderr == "error: ids: state its shape, NAME:SHAPE=FILE\n"
     deeper = by_cpp(program, built / "words.tvmflow", feeds | {"ids": feeds["ids"][..., None]}, tmp_path)
     assert deeper.stderr == "error: ids: 2x4x1 does not fit its shape\n"
@@ -179,10 +193,18 @@ def read_only(array: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("sizes", [(3, 8), (2, 7), (7, 5), (0, 5)], ids=str)
-@pytest.mark.parametrize("make", [
-    np.asfortranarray, read_only, lambda a: np.repeat(a, 2, axis=1)[:, ::2], lambda a: a[::-1, ::-1].copy()[::-1, ::-1],
-    lambda a: a.tolist() if a.size else a, lambda a: np.ma.masked_array(a),
-], ids=["fortran", "read-only", "strided", "backwards", "lists", "masked"])  # fmt: skip
+@pytest.mark.parametrize(
+    "make",
+    [
+        np.asfortranarray,
+        read_only,
+        lambda a: np.repeat(a, 2, axis=1)[:, ::2],
+        lambda a: a[::-1, ::-1].copy()[::-1, ::-1],
+        lambda a: a.tolist() if a.size else a,
+        lambda a: np.ma.masked_array(a),
+    ],
+    ids=["fortran", "read-only", "strided", "backwards", "lists", "masked"],
+)
 def test_arrays_of_every_make(
     make: Callable[[np.ndarray], Any], sizes: tuple[int, int], session: BucketSession
 ) -> None:
@@ -197,26 +219,34 @@ def test_torch_in_and_out(sizes: tuple[int, int], session: BucketSession) -> Non
     torch = pytest.importorskip("torch", reason="the extra `torch` is not installed")
     feeds = drawn(*sizes)
     want = session.run(feeds)
-    for tensors in ({name: torch.from_numpy(array) for name, array in feeds.items()},
-                    {name: torch.from_numpy(array.T.copy()).T for name, array in feeds.items()}):  # fmt: skip
+    for tensors in (
+        {name: torch.from_numpy(array) for name, array in feeds.items()},
+        {name: torch.from_numpy(array.T.copy()).T for name, array in feeds.items()},
+    ):
         got = session.run(tensors, into=torch.from_dlpack)
         for name, array in want.items():
             assert isinstance(got[name], torch.Tensor)
             np.testing.assert_array_equal(got[name].numpy(), array)
 
 
-@pytest.mark.parametrize(("changed", "message"), [
-    ({"ids": np.ones((2, 5), "i4")}, "`ids`: dtype int32, expected int64"),
-    ({"ids": np.ones((2, 5), ">i8")}, "`ids`: dtype >i8, expected int64"),
-    ({"ids": np.int64(1)}, "`ids`: rank 0, expected 2"),
-    ({"mask": np.ones((2, 5, 1), "i8")}, "`mask`: rank 3, expected 2"),
-    ({"mask": np.ones((3, 5), "i8")}, r"`mask`: axis 0 has size 3, expected 2 \(`ids` axis 0\)"),
-    ({"ids": np.full((2, 5), WORDS)}, "an index is out of range"),
-    (dict.fromkeys(("ids", "mask"), np.broadcast_to(np.int64(1), (1, 10**12))), "`sequence` = 1000000000000 is above"),
-    ({"more": np.ones(1)}, "`more`: no such input"),
-    ({"ids": [[1, 2], [3]]}, "`ids`: not an array"),
-    ({"ids": None}, "`ids`: dtype object"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"ids": np.ones((2, 5), "i4")}, "`ids`: dtype int32, expected int64"),
+        ({"ids": np.ones((2, 5), ">i8")}, "`ids`: dtype >i8, expected int64"),
+        ({"ids": np.int64(1)}, "`ids`: rank 0, expected 2"),
+        ({"mask": np.ones((2, 5, 1), "i8")}, "`mask`: rank 3, expected 2"),
+        ({"mask": np.ones((3, 5), "i8")}, r"`mask`: axis 0 has size 3, expected 2 \(`ids` axis 0\)"),
+        ({"ids": np.full((2, 5), WORDS)}, "an index is out of range"),
+        (
+            dict.fromkeys(("ids", "mask"), np.broadcast_to(np.int64(1), (1, 10**12))),
+            "`sequence` = 1000000000000 is above",
+        ),
+        ({"more": np.ones(1)}, "`more`: no such input"),
+        ({"ids": [[1, 2], [3]]}, "`ids`: not an array"),
+        ({"ids": None}, "`ids`: dtype object"),
+    ],
+)
 def test_what_does_not_fit_is_refused_and_the_next_call_runs(
     changed: dict[str, Any], message: str, session: BucketSession
 ) -> None:
@@ -234,8 +264,11 @@ def test_threads_of_mixed_sizes_share_a_session(built: Path) -> None:
 
     def calls(thread: int) -> bool:
         turns = [(thread + step) % len(requests) for step in range(100)]
-        return all(np.array_equal(array, want[turn][name])
-                   for turn in turns for name, array in session.run(requests[turn]).items())  # fmt: skip
+        return all(
+            np.array_equal(array, want[turn][name])
+            for turn in turns
+            for name, array in session.run(requests[turn]).items()
+        )
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(calls, range(8))) == [True] * 8

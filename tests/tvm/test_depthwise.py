@@ -19,8 +19,9 @@ from tvmflow.kernels import default, depthwise
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()})
 SIZES = st.tuples(st.integers(1, 2), st.integers(5, 20), st.integers(5, 20), st.sampled_from([4, 8, 16, 24, 36, 48]))
 WINDOWS = st.tuples(st.sampled_from([(3, 3), (5, 5), (1, 3), (4, 2)]), st.sampled_from([1, 2, 3]), st.integers(0, 2))
-few = settings(max_examples=20, deadline=None, database=None, derandomize=True,
-               suppress_health_check=[HealthCheck.too_slow])  # fmt: skip
+few = settings(
+    max_examples=20, deadline=None, database=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 
 
 def scheduled(tensors: list[te.Tensor]) -> tuple[str, PrimFunc]:
@@ -52,9 +53,7 @@ def torchs(x: np.ndarray) -> torch.Tensor:
 @example((1, 14, 14, 48), ((5, 5), 1, 2), "hard-swish")
 @example((1, 17, 19, 16), ((3, 3), 2, 1), "relu6")
 @given(size=SIZES, window=WINDOWS, after=st.sampled_from(["relu6", "hard-swish"]))
-def test_convolutions(
-    size: tuple[int, int, int, int], window: tuple[tuple[int, int], int, int], after: str
-) -> None:
+def test_convolutions(size: tuple[int, int, int, int], window: tuple[tuple[int, int], int, int], after: str) -> None:
     (kernel, stride, padding), channels = window, size[3]
     x, w, b = (te.placeholder(s, name=n) for s, n in ((size, "X"), ((*kernel, 1, channels), "W"), ((channels,), "B")))
     y = topi.nn.conv(x, w, stride, padding, 1, channels, "NHWC", "HWIO")
@@ -64,9 +63,13 @@ def test_convolutions(
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal([int(n) for n in t.shape]).astype("float32") for t in tensors[:3]]
     want = torch.nn.functional.conv2d(
-        torchs(arrays[0]), torch.from_numpy(arrays[1]).permute(3, 2, 0, 1), torch.from_numpy(arrays[2]), stride,
-        padding, groups=channels,
-    )  # fmt: skip
+        torchs(arrays[0]),
+        torch.from_numpy(arrays[1]).permute(3, 2, 0, 1),
+        torch.from_numpy(arrays[2]),
+        stride,
+        padding,
+        groups=channels,
+    )
     want = torch.nn.functional.relu6(want) if after == "relu6" else torch.nn.functional.hardswish(want)
     got = run(function, arrays, tuple(int(n) for n in tensors[3].shape))
     np.testing.assert_allclose(got, want.permute(0, 2, 3, 1).numpy(), rtol=1e-5, atol=1e-5)
@@ -97,10 +100,16 @@ def convolution(size: tuple[int, ...], groups: int, filters: int, layout: str) -
     return [x, w, topi.nn.conv(x, w, 1, 1, 1, groups, layout, "HWIO" if layout == "NHWC" else "OIHW")]
 
 
-@pytest.mark.parametrize("tensors", [
-    convolution((1, 8, 8, 16), 1, 16, "NHWC"), convolution((1, 8, 8, 16), 4, 16, "NHWC"),
-    convolution((1, 8, 8, 6), 6, 6, "NHWC"), convolution((1, 16, 8, 8), 16, 16, "NCHW"),
-], ids=["dense", "grouped", "odd channels", "channels first"])  # fmt: skip
+@pytest.mark.parametrize(
+    "tensors",
+    [
+        convolution((1, 8, 8, 16), 1, 16, "NHWC"),
+        convolution((1, 8, 8, 16), 4, 16, "NHWC"),
+        convolution((1, 8, 8, 6), 6, 6, "NHWC"),
+        convolution((1, 16, 8, 8), 16, 16, "NCHW"),
+    ],
+    ids=["dense", "grouped", "odd channels", "channels first"],
+)
 def test_what_is_none_gets_another_rule_and_the_right_values(tensors: list[te.Tensor]) -> None:
     function = te.create_prim_func(tensors)
     with TARGET:

@@ -27,19 +27,28 @@ Draw = Callable[[st.SearchStrategy[Any]], Any]
 EXAMPLES = settings(max_examples=8, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 SIZE = st.one_of(st.integers(1, 5), st.sampled_from([7, 8, 13, 16, 17, 31, 32, 33, 48, 63, 64, 65, 96, 100, 129]))
 ACTIVATIONS: dict[str, list[tuple[str, dict[str, Any]]]] = {
-    "none": [], "Relu": [("Relu", {})], "Gelu": [("Gelu", {})], "SiLU": [("HardSwish", {})],
-    "Sigmoid": [("Sigmoid", {})], "LeakyRelu": [("LeakyRelu", {"alpha": 0.1})], "Tanh": [("Tanh", {}), ("Abs", {})],
-    "Elu": [("Elu", {"alpha": 1.5})], "Softplus": [("Softplus", {})],
-}  # fmt: skip
+    "none": [],
+    "Relu": [("Relu", {})],
+    "Gelu": [("Gelu", {})],
+    "SiLU": [("HardSwish", {})],
+    "Sigmoid": [("Sigmoid", {})],
+    "LeakyRelu": [("LeakyRelu", {"alpha": 0.1})],
+    "Tanh": [("Tanh", {}), ("Abs", {})],
+    "Elu": [("Elu", {"alpha": 1.5})],
+    "Softplus": [("Softplus", {})],
+}
 
 
 def model(nodes: Nodes, inputs: Arrays, weights: Arrays) -> onnx.ModelProto:
     made = [helper.make_node(kind, takes, gives, **attrs) for kind, takes, gives, attrs in nodes]
-    values = [helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
-              for name, array in inputs.items()]  # fmt: skip
+    values = [
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(array.dtype), array.shape)
+        for name, array in inputs.items()
+    ]
     last = helper.make_tensor_value_info(nodes[-1][2][0], TensorProto.FLOAT, None)
-    graph = helper.make_graph(made, "family", values, [last],
-                              [numpy_helper.from_array(array, name) for name, array in weights.items()])  # fmt: skip
+    graph = helper.make_graph(
+        made, "family", values, [last], [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    )
     proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
     return onnx.shape_inference.infer_shapes(proto)
 
@@ -83,11 +92,16 @@ def followed(nodes: Nodes, activation: str) -> Nodes:
 
 
 @EXAMPLES
-@given(batch=st.lists(st.integers(1, 3), max_size=2), m=SIZE, k=SIZE, n=SIZE, is_weight=st.booleans(),
-       has_bias=st.booleans(), activation=st.sampled_from(sorted(ACTIVATIONS)))  # fmt: skip
-def test_products(
-    batch: list[int], m: int, k: int, n: int, is_weight: bool, has_bias: bool, activation: str
-) -> None:
+@given(
+    batch=st.lists(st.integers(1, 3), max_size=2),
+    m=SIZE,
+    k=SIZE,
+    n=SIZE,
+    is_weight=st.booleans(),
+    has_bias=st.booleans(),
+    activation=st.sampled_from(sorted(ACTIVATIONS)),
+)
+def test_products(batch: list[int], m: int, k: int, n: int, is_weight: bool, has_bias: bool, activation: str) -> None:
     inputs, weights = {"x": drawn(*batch, m, k)}, {"bias": drawn(n)}
     (weights if is_weight else inputs)["w"] = drawn(k, n) if is_weight else drawn(*batch, k, n)
     nodes: Nodes = [("MatMul", ["x", "w"], ["product"], {})]
@@ -100,14 +114,21 @@ def test_products(
 @given(m=SIZE, k=SIZE, n=SIZE, left=st.booleans(), right=st.booleans(), alpha=st.sampled_from([1.0, 0.5]))
 def test_gemm(m: int, k: int, n: int, left: bool, right: bool, alpha: float) -> None:
     nodes: Nodes = [("Gemm", ["x", "w", "c"], ["y"], {"transA": int(left), "transB": int(right), "alpha": alpha})]
-    check(nodes, {"x": drawn(*((k, m) if left else (m, k)))},
-          {"w": drawn(*((n, k) if right else (k, n))), "c": drawn(n)})  # fmt: skip
+    check(
+        nodes, {"x": drawn(*((k, m) if left else (m, k)))}, {"w": drawn(*((n, k) if right else (k, n))), "c": drawn(n)}
+    )
 
 
 @EXAMPLES
-@given(data=st.data(), rank=st.sampled_from([1, 2, 2, 2]), groups=st.sampled_from([1, 1, 2, 3]),
-       channels=st.sampled_from([1, 3, 4, 5, 8, 16, 17]), filters=st.sampled_from([1, 2, 5, 8, 16, 24]),
-       activation=st.sampled_from(sorted(ACTIVATIONS)), layout=st.sampled_from(["auto", "nhwc", "keep"]))  # fmt: skip
+@given(
+    data=st.data(),
+    rank=st.sampled_from([1, 2, 2, 2]),
+    groups=st.sampled_from([1, 1, 2, 3]),
+    channels=st.sampled_from([1, 3, 4, 5, 8, 16, 17]),
+    filters=st.sampled_from([1, 2, 5, 8, 16, 24]),
+    activation=st.sampled_from(sorted(ACTIVATIONS)),
+    layout=st.sampled_from(["auto", "nhwc", "keep"]),
+)
 def test_convolutions(
     data: Any, rank: int, groups: int, channels: int, filters: int, activation: str, layout: str
 ) -> None:
@@ -116,8 +137,12 @@ def test_convolutions(
     pads = [data.draw(st.integers(0, 2)) for _ in range(2 * rank)]
     attrs = {"kernel_shape": kernel, "strides": strides, "dilations": dilations, "pads": pads, "group": groups}
     nodes: Nodes = [("Conv", ["x", "w", "b"], ["y"], attrs)]
-    check(followed(nodes, activation), {"x": drawn(data.draw(st.integers(1, 2)), channels * groups, *size)},
-          {"w": drawn(filters * groups, channels, *kernel), "b": drawn(filters * groups)}, layout)  # fmt: skip
+    check(
+        followed(nodes, activation),
+        {"x": drawn(data.draw(st.integers(1, 2)), channels * groups, *size)},
+        {"w": drawn(filters * groups, channels, *kernel), "b": drawn(filters * groups)},
+        layout,
+    )
 
 
 @EXAMPLES
@@ -127,13 +152,20 @@ def test_transposed_convolutions(data: Any, channels: int, filters: int) -> None
     extra = [data.draw(st.integers(0, stride - 1)) for stride in strides]
     pads = [data.draw(st.integers(0, (k - 1) // 2)) for k in (*kernel, *kernel)]
     attrs = {"kernel_shape": kernel, "strides": strides, "pads": pads, "output_padding": extra}
-    check([("ConvTranspose", ["x", "w"], ["y"], attrs)], {"x": drawn(1, channels, *_each(data.draw, 2, 12))},
-          {"w": drawn(channels, filters, *kernel)})  # fmt: skip
+    check(
+        [("ConvTranspose", ["x", "w"], ["y"], attrs)],
+        {"x": drawn(1, channels, *_each(data.draw, 2, 12))},
+        {"w": drawn(channels, filters, *kernel)},
+    )
 
 
 @EXAMPLES
-@given(data=st.data(), kind=st.sampled_from(["MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"]),
-       channels=st.sampled_from([1, 3, 8, 17, 32]), ceil=st.booleans())  # fmt: skip
+@given(
+    data=st.data(),
+    kind=st.sampled_from(["MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool"]),
+    channels=st.sampled_from([1, 3, 8, 17, 32]),
+    ceil=st.booleans(),
+)
 def test_pooling(data: Any, kind: str, channels: int, ceil: bool) -> None:
     kernel, strides = _each(data.draw, 2, 4), _each(data.draw, 2, 3)
     attrs = {"kernel_shape": kernel, "strides": strides, "ceil_mode": int(ceil)} if "Global" not in kind else {}
@@ -142,9 +174,26 @@ def test_pooling(data: Any, kind: str, channels: int, ceil: bool) -> None:
 
 
 @EXAMPLES
-@given(data=st.data(), shape=st.lists(SIZE, min_size=2, max_size=3), activation=st.sampled_from(sorted(ACTIVATIONS)),
-       kind=st.sampled_from(["Softmax", "LogSoftmax", "LayerNormalization", "ReduceMean", "ReduceMax", "ReduceSum",
-                             "ReduceL2", "ReduceLogSumExp", "ReduceProd", "ArgMax", "CumSum"]))  # fmt: skip
+@given(
+    data=st.data(),
+    shape=st.lists(SIZE, min_size=2, max_size=3),
+    activation=st.sampled_from(sorted(ACTIVATIONS)),
+    kind=st.sampled_from(
+        [
+            "Softmax",
+            "LogSoftmax",
+            "LayerNormalization",
+            "ReduceMean",
+            "ReduceMax",
+            "ReduceSum",
+            "ReduceL2",
+            "ReduceLogSumExp",
+            "ReduceProd",
+            "ArgMax",
+            "CumSum",
+        ]
+    ),
+)
 def test_reductions(data: Any, shape: list[int], activation: str, kind: str) -> None:
     axis = data.draw(st.integers(-len(shape), len(shape) - 1))
     inputs, weights = {"x": drawn(*shape)}, {}
@@ -163,11 +212,12 @@ def test_reductions(data: Any, shape: list[int], activation: str, kind: str) -> 
     check(followed(nodes, activation), inputs, weights)
 
 
-
-
 @EXAMPLES
-@given(data=st.data(), shape=st.lists(SIZE, min_size=1, max_size=4).filter(lambda shape: np.prod(shape) < 1 << 18),
-       length=st.integers(2, 6))  # fmt: skip
+@given(
+    data=st.data(),
+    shape=st.lists(SIZE, min_size=1, max_size=4).filter(lambda shape: np.prod(shape) < 1 << 18),
+    length=st.integers(2, 6),
+)
 def test_elementwise_chains_with_broadcasting(data: Any, shape: list[int], length: int) -> None:
     nodes: Nodes = [("Abs", ["x"], ["v0"], {}), ("Add", ["v0", "one"], ["v1"], {})]
     weights: Arrays = {"one": np.float32(1)[None]}
@@ -189,9 +239,15 @@ def test_elementwise_chains_with_broadcasting(data: Any, shape: list[int], lengt
 
 
 @EXAMPLES
-@given(data=st.data(), shape=st.lists(SIZE, min_size=2, max_size=4).filter(lambda shape: np.prod(shape) < 1 << 18),
-       kinds=st.lists(st.sampled_from(["Transpose", "Concat", "Slice", "Pad", "Gather", "Tile", "Unsqueeze",
-                                       "Flatten", "Mul"]), min_size=2, max_size=4))  # fmt: skip
+@given(
+    data=st.data(),
+    shape=st.lists(SIZE, min_size=2, max_size=4).filter(lambda shape: np.prod(shape) < 1 << 18),
+    kinds=st.lists(
+        st.sampled_from(["Transpose", "Concat", "Slice", "Pad", "Gather", "Tile", "Unsqueeze", "Flatten", "Mul"]),
+        min_size=2,
+        max_size=4,
+    ),
+)
 def test_data_movement(data: Any, shape: list[int], kinds: list[str]) -> None:
     nodes: Nodes = [("Relu", ["x"], ["v0"], {})]
     weights: Arrays = {}
@@ -203,9 +259,17 @@ def test_data_movement(data: Any, shape: list[int], kinds: list[str]) -> None:
     check(nodes, {"x": drawn(*shape)}, weights)
 
 
-def _movement(draw: Draw, kind: str, before: str, number: int, axis: int, shape: list[int], weights: Arrays,
-              ) -> tuple[list[str], dict[str, Any], list[int]]:  # fmt: skip
+def _movement(
+    draw: Draw,
+    kind: str,
+    before: str,
+    number: int,
+    axis: int,
+    shape: list[int],
+    weights: Arrays,
+) -> tuple[list[str], dict[str, Any], list[int]]:
     """What a node takes, its attributes, and the shape of what it gives; adds its constants to `weights`."""
+
     def constant(suffix: str, values: Sequence[int] | np.ndarray) -> str:
         weights[f"c{number}{suffix}"] = np.asarray(values, None if isinstance(values, np.ndarray) else np.int64)
         return f"c{number}{suffix}"
@@ -238,8 +302,12 @@ def _movement(draw: Draw, kind: str, before: str, number: int, axis: int, shape:
 
 
 @EXAMPLES
-@given(data=st.data(), channels=st.sampled_from([1, 3, 8, 16]), mode=st.sampled_from(["nearest", "linear", "cubic"]),
-       coordinates=st.sampled_from(["asymmetric", "half_pixel", "align_corners"]))  # fmt: skip
+@given(
+    data=st.data(),
+    channels=st.sampled_from([1, 3, 8, 16]),
+    mode=st.sampled_from(["nearest", "linear", "cubic"]),
+    coordinates=st.sampled_from(["asymmetric", "half_pixel", "align_corners"]),
+)
 def test_resizing(data: Any, channels: int, mode: str, coordinates: str) -> None:
     size, target = _each(data.draw, 2, 20), _each(data.draw, 2, 30)
     attrs = {"mode": mode, "coordinate_transformation_mode": coordinates}

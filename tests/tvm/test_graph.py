@@ -34,8 +34,11 @@ def module(build: Callable[[relax.BlockBuilder, relax.Var], relax.Expr], shape: 
 def evaluate(mod: tvm.IRModule, *arrays: np.ndarray) -> np.ndarray:
     """Runs a module through the whole pipeline."""
     with tvm.target.Target(TARGET):
-        for steps in (passes.fuse_steps("llvm", True), passes.schedule_steps("llvm", False),
-                      passes.pack_steps("llvm", True)):  # fmt: skip
+        for steps in (
+            passes.fuse_steps("llvm", True),
+            passes.schedule_steps("llvm", False),
+            passes.pack_steps("llvm", True),
+        ):
             mod = passes.run(mod, steps, nothing)
         mod, weights = constants.externalise(mod)
         mod = passes.run(mod, passes.lower_steps(), nothing)
@@ -91,24 +94,37 @@ def test_transposes_that_undo_each_other_go() -> None:
     np.testing.assert_array_equal(evaluate(mod, x), x * x)
 
 
-@pytest.mark.parametrize("reader", [
-    lambda y: relax.op.squeeze(y, [-1]), lambda y: relax.op.squeeze(y, [-1, -2]),
-    lambda y: relax.op.permute_dims(y, [0, 2, 3, -3]), lambda y: relax.op.stack([y, y], -1),
-    lambda y: relax.op.stack([relax.op.squeeze(y, [2, 3])], 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "reader",
+    [
+        lambda y: relax.op.squeeze(y, [-1]),
+        lambda y: relax.op.squeeze(y, [-1, -2]),
+        lambda y: relax.op.permute_dims(y, [0, 2, 3, -3]),
+        lambda y: relax.op.stack([y, y], -1),
+        lambda y: relax.op.stack([relax.op.squeeze(y, [2, 3])], 0),
+    ],
+)
 def test_layouts_change_around_stacks_and_axes_counted_from_behind(reader: Callable[[relax.Expr], relax.Expr]) -> None:
     mod = module(lambda b, x: b.emit(reader(convolution(b, x, 8, 1))), (2, 8, 1, 1))
     changed = passes.run(mod, passes.layout_steps(), nothing)
-    (binding,) = [binding for block in changed["main"].body.blocks for binding in block.bindings
-                  if getattr(getattr(binding.value, "op", None), "name", "") == "relax.nn.conv2d"]
+    (binding,) = [
+        binding
+        for block in changed["main"].body.blocks
+        for binding in block.bindings
+        if getattr(getattr(binding.value, "op", None), "name", "") == "relax.nn.conv2d"
+    ]
     assert binding.value.attrs.data_layout == "NHWC"
     x = np.random.default_rng(0).standard_normal((2, 8, 1, 1)).astype("f4")
     np.testing.assert_allclose(evaluate(changed, x), evaluate(mod, x), rtol=1e-5, atol=1e-6)
 
 
 def test_constants_leave_the_library() -> None:
-    mod = module(lambda b, x: b.emit(relax.op.add(b.emit(relax.op.multiply(x, relax.const(np.ones((4, 64), "f4")))),
-                                                  relax.const(np.float32(3)))), (4, 64))  # fmt: skip
+    mod = module(
+        lambda b, x: b.emit(
+            relax.op.add(b.emit(relax.op.multiply(x, relax.const(np.ones((4, 64), "f4")))), relax.const(np.float32(3)))
+        ),
+        (4, 64),
+    )
     stripped, weights = constants.externalise(mod)
     assert [w.shape for w in weights] == [(4, 64)]
     assert len(stripped["main"].params) == 2
@@ -127,8 +143,13 @@ def test_equal_constants_leave_the_library_once() -> None:
     stripped, weights = constants.externalise(module(build, (4, 64)))
     kinds = [(weight.shape, str(weight.dtype), float(weight.numpy().flat[0])) for weight in weights]
     bits = float(ones.view("i4")[0, 0])
-    assert kinds == [((4, 64), "float32", 1), ((4, 64), "float32", 2), ((4, 64), "int32", bits),
-                     ((4, 64), "float32", bits), ((256,), "float32", 1)]
+    assert kinds == [
+        ((4, 64), "float32", 1),
+        ((4, 64), "float32", 2),
+        ((4, 64), "int32", bits),
+        ((4, 64), "float32", bits),
+        ((256,), "float32", 1),
+    ]
     assert len(stripped["main"].params) == 1 + len(weights)
 
 
@@ -153,7 +174,7 @@ def broken_chain(builder: relax.BlockBuilder, x: relax.Var) -> relax.Expr:
 )
 def test_auto_takes_the_layout_whose_vectors_fill_registers(
     build: Callable[..., relax.Expr], size: int, choice: str
-) -> None:  # fmt: skip
+) -> None:
     shape = (1, 16, size, size)
     mod = module(build, shape)
     with tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v4", "mtriple": "x86_64-linux-gnu"}):

@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tvmflow import config, flow, runtime
 from tvmflow.errors import InputError
 
-TORCH = '''
+TORCH = """
 import torch
 
 class Picks(torch.nn.Module):
@@ -33,7 +33,7 @@ def make():
     n = torch.export.Dim("n", min=2, max=64)
     at = torch.zeros(3, 4, dtype=torch.int64)
     return Picks().eval(), (torch.tensor([1, 2, 9]), at, torch.tensor([1, 2, 3])), ({0: n}, {0: n}, {0: n})
-'''
+"""
 
 
 def torch_inputs(**changed: np.ndarray) -> dict[str, np.ndarray]:
@@ -52,8 +52,10 @@ def test_a_pytorch_model_with_an_open_dimension(tmp_path: Path) -> None:
     flow.compile_model(config.load(tmp_path / "picks.toml"), tmp_path / "picks.tvmflow")  # verified against eager
     session = runtime.load(tmp_path / "picks.tvmflow")
     results = session.run_list(torch_inputs())
-    assert results[2].tolist() == torch.div(torch.tensor([1, 2, 9]), torch.tensor([1, -2, 3]), rounding_mode="floor"
-                                            ).tolist()  # fmt: skip
+    assert (
+        results[2].tolist()
+        == torch.div(torch.tensor([1, 2, 9]), torch.tensor([1, -2, 3]), rounding_mode="floor").tolist()
+    )
     for changed, said in (
         ({"ids": np.array([1, 10, 2])}, "take"),
         ({"ids": np.array([1, -1, 2])}, "take"),
@@ -68,20 +70,37 @@ def test_a_pytorch_model_with_an_open_dimension(tmp_path: Path) -> None:
 
 def test_the_branches_of_an_if(tmp_path: Path) -> None:
     def branch(op: str, inputs: list[str], name: str) -> onnx.GraphProto:
-        return helper.make_graph([helper.make_node(op, inputs, [name])], name, [],
-                                 [helper.make_tensor_value_info(name, TensorProto.INT64, ["n"])])  # fmt: skip
+        return helper.make_graph(
+            [helper.make_node(op, inputs, [name])],
+            name,
+            [],
+            [helper.make_tensor_value_info(name, TensorProto.INT64, ["n"])],
+        )
 
-    node = helper.make_node("If", ["flag"], ["y"], then_branch=branch("Gather", ["table", "i"], "picked"),
-                            else_branch=branch("Div", ["i", "d"], "divided"))  # fmt: skip
-    values = [helper.make_tensor_value_info(name, kind, shape) for name, kind, shape in (
-        ("flag", TensorProto.BOOL, []), ("i", TensorProto.INT64, ["n"]), ("d", TensorProto.INT64, ["n"]))]  # fmt: skip
+    node = helper.make_node(
+        "If",
+        ["flag"],
+        ["y"],
+        then_branch=branch("Gather", ["table", "i"], "picked"),
+        else_branch=branch("Div", ["i", "d"], "divided"),
+    )
+    values = [
+        helper.make_tensor_value_info(name, kind, shape)
+        for name, kind, shape in (
+            ("flag", TensorProto.BOOL, []),
+            ("i", TensorProto.INT64, ["n"]),
+            ("d", TensorProto.INT64, ["n"]),
+        )
+    ]
     result, table = helper.make_tensor_value_info("y", TensorProto.INT64, ["n"]), np.arange(10) * 7
     graph = helper.make_graph([node], "branches", values, [result], [numpy_helper.from_array(table, "table")])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     model.ir_version = 8
     onnx.save(model, tmp_path / "m.onnx")
-    cfg = config.of_model(str(tmp_path / "m.onnx"), [
-        {"graph": {"guards": True}, "verify": {"seeds": [0], "ranges": {"i": [0, 9], "d": [1, 5]}}}])  # fmt: skip
+    cfg = config.of_model(
+        str(tmp_path / "m.onnx"),
+        [{"graph": {"guards": True}, "verify": {"seeds": [0], "ranges": {"i": [0, 9], "d": [1, 5]}}}],
+    )
     flow.compile_model(cfg, tmp_path / "m.tvmflow")
     session, reference = runtime.load(tmp_path / "m.tvmflow"), onnxruntime.InferenceSession(tmp_path / "m.onnx")
 

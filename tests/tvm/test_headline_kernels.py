@@ -20,8 +20,19 @@ from tvmflow.prepare import prepare, setting
 
 ROOT = Path(__file__).resolve().parents[2]
 LISTS = Path(__file__).parent / "kernels"
-MODELS = ("resnet50", "effnet_lite0", "minilm_l6", "ppocr_rec", "ppocr_det", "realesr_fp32", "crepe_tiny",
-          "smollm2_135m", "silero_ifless", "magika", "basic_pitch")  # fmt: skip
+MODELS = (
+    "resnet50",
+    "effnet_lite0",
+    "minilm_l6",
+    "ppocr_rec",
+    "ppocr_det",
+    "realesr_fp32",
+    "crepe_tiny",
+    "smollm2_135m",
+    "silero_ifless",
+    "magika",
+    "basic_pitch",
+)
 
 
 def module(model: str) -> tvm.IRModule:

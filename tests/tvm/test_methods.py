@@ -37,12 +37,20 @@ Planted = dict[Shape, str]
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """WIDE with bias and ReLU, then NARROW."""
     rng = np.random.default_rng(0)
-    values = {"w1": rng.standard_normal((16, 64, 3, 3)) / 24, "b1": rng.standard_normal(16),
-              "w2": rng.standard_normal((16, 16, 3, 3)) / 12}  # fmt: skip
-    nodes = [helper.make_node("Conv", ["x", "w1", "b1"], ["c"], pads=PADS), helper.make_node("Relu", ["c"], ["r"]),
-             helper.make_node("Conv", ["r", "w2"], ["y"], pads=PADS)]  # fmt: skip
-    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-            for name, shape in (("x", [1, 64, 20, 20]), ("y", [1, 16, 20, 20])))  # fmt: skip
+    values = {
+        "w1": rng.standard_normal((16, 64, 3, 3)) / 24,
+        "b1": rng.standard_normal(16),
+        "w2": rng.standard_normal((16, 16, 3, 3)) / 12,
+    }
+    nodes = [
+        helper.make_node("Conv", ["x", "w1", "b1"], ["c"], pads=PADS),
+        helper.make_node("Relu", ["c"], ["r"]),
+        helper.make_node("Conv", ["r", "w2"], ["y"], pads=PADS),
+    ]
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in (("x", [1, 64, 20, 20]), ("y", [1, 16, 20, 20]))
+    )
     weights = [numpy_helper.from_array(value.astype("f4"), name) for name, value in values.items()]
     graph = helper.make_graph(nodes, "g", [x], [y], weights)
     path = tmp_path_factory.mktemp("model") / "m.onnx"
@@ -58,15 +66,32 @@ def config_of(model: Path, database: Path | None, **sections: object) -> Config:
 def plant(cfg: Config, fastest: Planted) -> None:
     """Says of convolutions, on the config's target, which method is fastest."""
     target = setting(cfg).target
-    source = Provenance(versions={}, machine="x86_64", cpu="planted", threads=target.threads, seed=None, trials=3,
-                        date="2025-01-01T00:00:00Z", protocol="planted", tvmflow="0")  # fmt: skip
+    source = Provenance(
+        versions={},
+        machine="x86_64",
+        cpu="planted",
+        threads=target.threads,
+        seed=None,
+        trials=3,
+        date="2025-01-01T00:00:00Z",
+        protocol="planted",
+        tvmflow="0",
+    )
     for shape, method in fastest.items():
         convolution = tasks.convolution_of(shape)
         timings_s = {name: (1e-4 if name == method else 2e-4,) for name in EDGES}
-        Store(cfg.tuning.database).add_comparisons([Comparison(
-            parts=tasks.key_parts(convolution.workload, target, cfg.numerics), convolution=convolution, name=str(shape),
-            direct="default", timings_s=timings_s, provenance=source,
-        )])  # fmt: skip
+        Store(cfg.tuning.database).add_comparisons(
+            [
+                Comparison(
+                    parts=tasks.key_parts(convolution.workload, target, cfg.numerics),
+                    convolution=convolution,
+                    name=str(shape),
+                    direct="default",
+                    timings_s=timings_s,
+                    provenance=source,
+                )
+            ]
+        )
 
 
 def rules_of(cfg: Config) -> list[str]:
@@ -114,8 +139,9 @@ def test_a_layout_is_chosen_for_what_was_measured() -> None:
     x = relax.Var("x", relax.TensorType((1, 64, 32, 32), "float32"))
     with builder.function("main", [x]):
         with builder.dataflow():
-            made = builder.emit_output(builder.emit(relax.op.nn.conv2d(
-                x, relax.const(np.ones((64, 64, 3, 3), "float32")), padding=1)))  # fmt: skip
+            made = builder.emit_output(
+                builder.emit(relax.op.nn.conv2d(x, relax.const(np.ones((64, 64, 3, 3), "float32")), padding=1))
+            )
         builder.emit_func_output(made)
     mod = builder.get()
     with to_tvm(resolve(TargetSection(mcpu="x86-64-v4", threads=2)), {}):
@@ -179,8 +205,9 @@ def test_tune_compares_the_methods_of_each_convolution(model: Path, tuned: tuple
     assert isinstance(reading.lookup(record.parts, host_features()), Match)
     assert narrow.provenance.threads == setting(cfg).target.threads
     assert {row["name"]: (row["taken"], row["by rule"]) for row in said["compared"]} == {
-        f"conv2d add maximum {WIDE}": (wide.taken, "F(4x4)"), f"conv2d {NARROW}": (narrow.taken, "direct"),
-    }  # fmt: skip
+        f"conv2d add maximum {WIDE}": (wide.taken, "F(4x4)"),
+        f"conv2d {NARROW}": (narrow.taken, "direct"),
+    }
 
 
 def test_what_is_known_stays_until_it_is_asked_for_again(model: Path, tuned: tuple[Path, object]) -> None:

@@ -18,8 +18,12 @@ def save(tmp_path, nodes, outputs, opset=18, functions=()):
     value = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2])
     results = [helper.make_tensor_value_info(name, dtype, None) for name, dtype in outputs]
     domains = [helper.make_opsetid(node.domain, 1) for node in nodes if node.domain]
-    proto = helper.make_model(helper.make_graph(nodes, "g", [value], results), ir_version=10, functions=functions,
-                              opset_imports=[helper.make_opsetid("", opset), *domains])
+    proto = helper.make_model(
+        helper.make_graph(nodes, "g", [value], results),
+        ir_version=10,
+        functions=functions,
+        opset_imports=[helper.make_opsetid("", opset), *domains],
+    )
     onnx.save(proto, tmp_path / "m.onnx")
     return tmp_path / "m.onnx"
 
@@ -29,8 +33,11 @@ X = np.array([1.5, np.nan], "float32")
 
 @pytest.mark.parametrize("reference", ["onnxruntime", "onnx"])
 def test_bfloat16_outputs_listed_twice(tmp_path, reference):
-    path = save(tmp_path, [make_node("Cast", ["x"], ["y"], to=TensorProto.BFLOAT16)],
-                [("y", TensorProto.BFLOAT16), ("x", TensorProto.FLOAT), ("y", TensorProto.BFLOAT16)])
+    path = save(
+        tmp_path,
+        [make_node("Cast", ["x"], ["y"], to=TensorProto.BFLOAT16)],
+        [("y", TensorProto.BFLOAT16), ("x", TensorProto.FLOAT), ("y", TensorProto.BFLOAT16)],
+    )
     who, [outputs, again] = run_onnx(path, [{"x": X}, {"x": X[::-1]}], reference)
     assert who.startswith("ONNX Runtime" if reference == "onnxruntime" else "onnx ")
     assert [array.dtype for array in outputs] == [ml_dtypes.bfloat16, np.float32, ml_dtypes.bfloat16]

@@ -79,8 +79,10 @@ def test_transposed_convolution(seed: int, tmp_path: Path) -> None:
         whole = [(n - 1) * s + r for n, s, r in zip(sizes, strides, reach, strict=True)]
         attributes["output_shape"] = [size - draw.pick(0, 1) for size in whole]
     else:
-        attributes |= {"pads": [0] * axes + draw.ints(0, 2, axes),
-                       "output_padding": [int(draw.rng.integers(0, s)) for s in strides]}
+        attributes |= {
+            "pads": [0] * axes + draw.ints(0, 2, axes),
+            "output_padding": [int(draw.rng.integers(0, s)) for s in strides],
+        }
     x, weights = draw.normal(2, 4, *sizes), {"w": draw.normal(4, 8 // group, *kernel), "b": draw.normal(8)}
     assert_as_reference(one_node("ConvTranspose", {"x": x}, weights, **attributes), {"x": x}, tmp_path, atol=1e-4)
 
@@ -131,18 +133,30 @@ def test_resize_of_old_versions(op_type: str, opset: int, mode: str, tmp_path: P
 
 def test_resize_on_which_the_references_disagree_is_refused(tmp_path: Path) -> None:
     x = Draw(0).normal(1, 1, 4, 4)
-    model = one_node("Resize", {"x": x}, {"s": np.array([1, 1, 0.6, 0.6], "f4")}, order=["x", "", "s"], opset=13,
-                     mode="linear", coordinate_transformation_mode="align_corners")
+    model = one_node(
+        "Resize",
+        {"x": x},
+        {"s": np.array([1, 1, 0.6, 0.6], "f4")},
+        order=["x", "", "s"],
+        opset=13,
+        mode="linear",
+        coordinate_transformation_mode="align_corners",
+    )
     with pytest.raises(UnsupportedError, match="disagree"):
         imported(model, tmp_path)
 
 
 NORMS: list[tuple[str, int, list[tuple[int, ...]], dict[str, Any]]] = [
-    ("LayerNormalization", 17, [(4, 5), (4, 5)], {"axis": 2}), ("LayerNormalization", 17, [(5,), (5,)], {"axis": 2}),
-    ("LayerNormalization", 17, [(5,)], {}), ("GroupNormalization", 21, [(6,), (6,)], {"num_groups": 3}),
-    ("InstanceNormalization", 17, [(6,), (6,)], {}), ("RMSNormalization", 23, [(5,)], {}),
-    ("LRN", 13, [], {"size": 3, "alpha": 0.01, "bias": 1.5}), ("LpNormalization", 13, [], {"p": 1}),
-    ("MeanVarianceNormalization", 13, [], {"axes": [0, 2]}), ("GlobalLpPool", 13, [], {"p": 3}),
+    ("LayerNormalization", 17, [(4, 5), (4, 5)], {"axis": 2}),
+    ("LayerNormalization", 17, [(5,), (5,)], {"axis": 2}),
+    ("LayerNormalization", 17, [(5,)], {}),
+    ("GroupNormalization", 21, [(6,), (6,)], {"num_groups": 3}),
+    ("InstanceNormalization", 17, [(6,), (6,)], {}),
+    ("RMSNormalization", 23, [(5,)], {}),
+    ("LRN", 13, [], {"size": 3, "alpha": 0.01, "bias": 1.5}),
+    ("LpNormalization", 13, [], {"p": 1}),
+    ("MeanVarianceNormalization", 13, [], {"axes": [0, 2]}),
+    ("GlobalLpPool", 13, [], {"p": 3}),
 ]
 
 
@@ -161,19 +175,35 @@ def test_recurrence(op_type: str, gates: int, direction: str, tmp_path: Path) ->
     draw, count, hidden = Draw(gates), 2 if direction == "bidirectional" else 1, 4
     x = draw.normal(5, 2, 3)
     width = gates * hidden
-    weights: dict[str, Any] = {"w": draw.normal(count, width, 3), "r": draw.normal(count, width, hidden),
-                               "b": draw.normal(count, 2 * width), "lengths": np.array([5, 3], "i4")}
+    weights: dict[str, Any] = {
+        "w": draw.normal(count, width, 3),
+        "r": draw.normal(count, width, hidden),
+        "b": draw.normal(count, 2 * width),
+        "lengths": np.array([5, 3], "i4"),
+    }
     more = {"linear_before_reset": 1} if op_type == "GRU" else {"clip": 2.0}
-    model = one_node(op_type, {"x": x}, weights, outputs=3 if op_type == "LSTM" else 2, opset=14, hidden_size=hidden,
-                     direction=direction, **more)
+    model = one_node(
+        op_type,
+        {"x": x},
+        weights,
+        outputs=3 if op_type == "LSTM" else 2,
+        opset=14,
+        hidden_size=hidden,
+        direction=direction,
+        **more,
+    )
     assert_as_reference(model, {"x": x}, tmp_path)
 
 
 @pytest.mark.parametrize(
     ("direction", "dtype", "zero", "per_column", "lengths"),
-    [("forward", "i1", 3, False, [5, 5, 5]), ("reverse", "u1", 120, False, [4, 2, 3]),
-     ("bidirectional", "i1", 0, True, [5, 1, 4]), ("forward", "i1", 0, True, [3, 4, 2]),
-     ("bidirectional", "u1", 130, False, [5, 5, 5])],
+    [
+        ("forward", "i1", 3, False, [5, 5, 5]),
+        ("reverse", "u1", 120, False, [4, 2, 3]),
+        ("bidirectional", "i1", 0, True, [5, 1, 4]),
+        ("forward", "i1", 0, True, [3, 4, 2]),
+        ("bidirectional", "u1", 130, False, [5, 5, 5]),
+    ],
 )
 def test_recurrence_quantised_on_the_way(
     direction: str, dtype: str, zero: int, per_column: bool, lengths: list[int], tmp_path: Path
@@ -182,16 +212,27 @@ def test_recurrence_quantised_on_the_way(
     draw, count, hidden = Draw(zero), 2 if direction == "bidirectional" else 1, 24
     rng, limits = np.random.default_rng(zero), np.iinfo(dtype)
     feeds = {"x": draw.normal(5, 3, 20), "h": draw.normal(count, 3, hidden), "c": draw.normal(count, 3, hidden)}
-    weights: dict[str, Any] = {"b": draw.normal(count, 8 * hidden), "p": draw.normal(count, 3 * hidden),
-                               "lengths": np.array(lengths, "i4")}
+    weights: dict[str, Any] = {
+        "b": draw.normal(count, 8 * hidden),
+        "p": draw.normal(count, 3 * hidden),
+        "lengths": np.array(lengths, "i4"),
+    }
     for name, length in (("w", 20), ("r", hidden)):
         shape = (count, 4 * hidden) if per_column else (count,)
         weights[name] = rng.integers(limits.min, limits.max, (count, length, 4 * hidden), endpoint=True).astype(dtype)
         weights[f"{name}_scale"] = rng.uniform(0.001, 0.004, shape).astype("f4")
         weights[f"{name}_zero"] = np.full(shape, zero, dtype)
     order = ["x", "w", "r", "b", "lengths", "h", "c", "p", "w_scale", "w_zero", "r_scale", "r_zero"]
-    model = one_node("DynamicQuantizeLSTM", feeds, weights, outputs=3, order=order, domain="com.microsoft",
-                     hidden_size=hidden, direction=direction)
+    model = one_node(
+        "DynamicQuantizeLSTM",
+        feeds,
+        weights,
+        outputs=3,
+        order=order,
+        domain="com.microsoft",
+        hidden_size=hidden,
+        direction=direction,
+    )
     # A state that rounds the other way would be off by at least 1e-4.
     assert_same(compiled(model, feeds, tmp_path), reference(model, feeds, threads=1), rtol=0, atol=3e-6)
 
@@ -204,8 +245,9 @@ def test_attributes_of_a_recurrence_quantised_on_the_way(more: dict[str, Any], t
     weights |= {f"{name}_zero": np.zeros(1, "i1") for name in "wr"}
     order = ["x", "w", "r", *[""] * 5, "w_scale", "w_zero", "r_scale", "r_zero"]
     feeds = {"x": draw.normal(6, 1, 8)}
-    model = one_node("DynamicQuantizeLSTM", feeds, weights, outputs=3, order=order, domain="com.microsoft",
-                     hidden_size=8, **more)
+    model = one_node(
+        "DynamicQuantizeLSTM", feeds, weights, outputs=3, order=order, domain="com.microsoft", hidden_size=8, **more
+    )
     assert_as_reference(model, feeds, tmp_path, rtol=0, atol=3e-6)
 
 

@@ -20,10 +20,21 @@ def indexed(op_type: str, indices: Any) -> dict[str, Any]:
     return operands | ({"u": updates} if op_type.startswith("Scatter") else {})
 
 
-GOOD = [("Gather", [0, -1, 3]), ("GatherElements", [[0, -1, 3, -4, 1, 2]]), ("GatherND", [[0, -1], [-4, 5]]),
-        ("ScatterND", [[-1], [0]]), ("ScatterElements", [[0, -1, 3, -4, 1, 2]])]
-BAD = [("Gather", [0, 4]), ("Gather", [-5]), ("GatherElements", [[0, 0, 0, 0, 0, 9]]), ("GatherND", [[0, 6]]),
-       ("ScatterND", [[7000000]]), ("ScatterElements", [[0, 1, 2, 3, 4, 0]])]
+GOOD = [
+    ("Gather", [0, -1, 3]),
+    ("GatherElements", [[0, -1, 3, -4, 1, 2]]),
+    ("GatherND", [[0, -1], [-4, 5]]),
+    ("ScatterND", [[-1], [0]]),
+    ("ScatterElements", [[0, -1, 3, -4, 1, 2]]),
+]
+BAD = [
+    ("Gather", [0, 4]),
+    ("Gather", [-5]),
+    ("GatherElements", [[0, 0, 0, 0, 0, 9]]),
+    ("GatherND", [[0, 6]]),
+    ("ScatterND", [[7000000]]),
+    ("ScatterElements", [[0, 1, 2, 3, 4, 0]]),
+]
 
 
 @pytest.mark.parametrize(("op_type", "indices"), GOOD)
@@ -80,15 +91,23 @@ def test_split_sizes_that_do_not_fill_the_axis_stop_the_run(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("opset", "attributes", "outputs"), [(2, {"split": [1, 5]}, 2), (11, {}, 3), (18, {"num_outputs": 4}, 4)])
+    ("opset", "attributes", "outputs"), [(2, {"split": [1, 5]}, 2), (11, {}, 3), (18, {"num_outputs": 4}, 4)]
+)
 def test_split_by_attributes(opset: int, attributes: dict[str, Any], outputs: int, tmp_path: Path) -> None:
     model = one_node("Split", {"x": DATA}, outputs=outputs, opset=opset, axis=1, **attributes)
     assert_as_reference(model, {"x": DATA}, tmp_path)
 
 
-SLICES = [([5], [-3], [0], [1]), ([-9], [9], [1], [2]), ([0], [3], [1], [-2]), ([9], [-9], [1], [-2]),
-          ([-1], [2**63 - 1], [0], [-1]), ([7], [-(2**63) + 1], [1], [-1]),
-          ([1, -2], [3, 2**31 - 1], [0, 1], [1, 1]), ([-20], [2], [0], [-1])]
+SLICES = [
+    ([5], [-3], [0], [1]),
+    ([-9], [9], [1], [2]),
+    ([0], [3], [1], [-2]),
+    ([9], [-9], [1], [-2]),
+    ([-1], [2**63 - 1], [0], [-1]),
+    ([7], [-(2**63) + 1], [1], [-1]),
+    ([1, -2], [3, 2**31 - 1], [0, 1], [1, 1]),
+    ([-20], [2], [0], [-1]),
+]
 
 
 @pytest.mark.parametrize(("starts", "ends", "axes", "steps"), SLICES)
@@ -124,8 +143,11 @@ def test_reshape_by_a_run_time_shape(target: list[int], tmp_path: Path) -> None:
 def test_scatter_elements_into_a_part(axis: int, reduction: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(axis)
     indices = np.stack([rng.permutation(3)[:2] for _ in range(4)]).reshape(2, 2, 2)
-    operands = {"x": rng.standard_normal((3, 4, 5)).astype("f4"), "i": np.sort(indices, axis=axis),
-                "u": rng.standard_normal((2, 2, 2)).astype("f4")}
+    operands = {
+        "x": rng.standard_normal((3, 4, 5)).astype("f4"),
+        "i": np.sort(indices, axis=axis),
+        "u": rng.standard_normal((2, 2, 2)).astype("f4"),
+    }
     if reduction == "none":
         places = np.arange(2).reshape([2 if a == axis else 1 for a in range(3)])
         operands["i"] = np.broadcast_to(places, (2, 2, 2)).copy()

@@ -22,8 +22,20 @@ def normal(*shape: int, seed: int = 0) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("op_type", "attributes"),
-    [("Relu", {}), ("LeakyRelu", {"alpha": 0.1}), ("Elu", {}), ("Selu", {}), ("Sign", {}), ("HardSigmoid", {}),
-     ("ThresholdedRelu", {}), ("Softplus", {}), ("Abs", {}), ("Round", {}), ("Tanh", {}), ("Sigmoid", {})],
+    [
+        ("Relu", {}),
+        ("LeakyRelu", {"alpha": 0.1}),
+        ("Elu", {}),
+        ("Selu", {}),
+        ("Sign", {}),
+        ("HardSigmoid", {}),
+        ("ThresholdedRelu", {}),
+        ("Softplus", {}),
+        ("Abs", {}),
+        ("Round", {}),
+        ("Tanh", {}),
+        ("Sigmoid", {}),
+    ],
 )
 def test_nan_and_infinities_come_through_functions(op_type: str, attributes: dict[str, Any], tmp_path: Path) -> None:
     finite_alike = np.where(np.isneginf(X), -50, X) if op_type in ("Elu", "Selu") else X
@@ -86,12 +98,22 @@ def test_top_k_orders_ties_by_place_and_nan_as_the_largest(largest: int, tmp_pat
 
 @pytest.mark.parametrize("op_type", ["Asinh", "Acosh", "Atanh", "Sinh", "Cosh", "Tan", "Erf", "Log"])
 def test_functions_over_their_whole_range(op_type: str, tmp_path: Path) -> None:
-    points = {"Acosh": np.r_[1, 1.0001, np.logspace(0.01, 37, 60)], "Atanh": np.linspace(-0.999, 0.999, 60),
-              "Sinh": np.linspace(-80, 80, 60), "Cosh": np.linspace(-80, 80, 60), "Log": np.logspace(-37, 37, 60)}
+    points = {
+        "Acosh": np.r_[1, 1.0001, np.logspace(0.01, 37, 60)],
+        "Atanh": np.linspace(-0.999, 0.999, 60),
+        "Sinh": np.linspace(-80, 80, 60),
+        "Cosh": np.linspace(-80, 80, 60),
+        "Log": np.logspace(-37, 37, 60),
+    }
     x = points.get(op_type, np.r_[-np.logspace(-6, 37, 60), 0, np.logspace(-6, 37, 60)]).astype("f4")
     x = np.clip(x, -50, 50) if op_type == "Tan" else x
-    expected = reference(one_node("Erf", {"x": x}), {"x": x})[0] if op_type == "Erf" else getattr(
-        np, {"Asinh": "arcsinh", "Acosh": "arccosh", "Atanh": "arctanh"}.get(op_type, op_type.lower()))(x.astype("f8"))
+    expected = (
+        reference(one_node("Erf", {"x": x}), {"x": x})[0]
+        if op_type == "Erf"
+        else getattr(np, {"Asinh": "arcsinh", "Acosh": "arccosh", "Atanh": "arctanh"}.get(op_type, op_type.lower()))(
+            x.astype("f8")
+        )
+    )
     got = compiled(one_node(op_type, {"x": x}), {"x": x}, tmp_path)[0]
     np.testing.assert_allclose(got, expected, rtol=2e-4, atol=1e-6)
 

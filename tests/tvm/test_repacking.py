@@ -76,10 +76,13 @@ def test_kernels_that_are_no_block_nest_do_not_stand_in_the_way(tmp_path: Path) 
     """A running sum beside a convolution, whose weights are repacked."""
     w = np.random.default_rng(0).standard_normal((3, 2, 5)).astype("f4")
     nodes = [helper.make_node("CumSum", ["x", "axis"], ["sums"]), helper.make_node("Conv", ["sums", "w"], ["y"])]
-    graph = helper.make_graph(nodes, "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 2, 8])],
-                              [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 3, 4])],
-                              [numpy_helper.from_array(w, "w"), numpy_helper.from_array(np.int64(2), "axis")]
-                              )  # fmt: skip
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 2, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2, 3, 4])],
+        [numpy_helper.from_array(w, "w"), numpy_helper.from_array(np.int64(2), "axis")],
+    )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
     x = np.random.default_rng(1).standard_normal((2, 2, 8)).astype("f4")
     got = tvmflow.load(tvmflow.compile(tmp_path / "m.onnx", out=tmp_path / "m.tvmflow")).run({"x": x})["y"]

@@ -39,11 +39,14 @@ KERNELS: dict[str, tuple[Callable[[te.Tensor], te.Tensor], Callable[[np.ndarray]
     "mean": (lambda x: topi.divide(topi.sum(x, -1, True), 3.0), lambda x: x.sum(-1, keepdims=True) / 3),
     "max": (lambda x: topi.exp(topi.max(x, -1)), lambda x: np.exp(x.max(-1))),
     "min": (lambda x: topi.min(x, -1, True), lambda x: x.min(-1, keepdims=True)),
-    "two axes": (lambda x: topi.sum(topi.reshape(x, (*x.shape[:-1], x.shape[-1] // 4, 4)), [-1, -2]),
-                 lambda x: x.sum(-1)),
-}  # fmt: skip
-SIZES = st.tuples(st.integers(1, 3), st.integers(1, 70), st.one_of(st.integers(1, 150).map(lambda n: 4 * n),
-                                                                    st.integers(1, 700)))  # fmt: skip
+    "two axes": (
+        lambda x: topi.sum(topi.reshape(x, (*x.shape[:-1], x.shape[-1] // 4, 4)), [-1, -2]),
+        lambda x: x.sum(-1),
+    ),
+}
+SIZES = st.tuples(
+    st.integers(1, 3), st.integers(1, 70), st.one_of(st.integers(1, 150).map(lambda n: 4 * n), st.integers(1, 700))
+)
 
 
 def scheduled(tensors: list[te.Tensor]) -> tuple[str, PrimFunc]:
@@ -59,8 +62,7 @@ def run(function: PrimFunc, array: np.ndarray, shape: tuple[int, ...]) -> np.nda
     return out.numpy()
 
 
-@settings(max_examples=80, deadline=None, database=None, derandomize=True,
-          suppress_health_check=[HealthCheck.too_slow])  # fmt: skip
+@settings(max_examples=80, deadline=None, database=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @example(name="softmax", size=(1, 3, 6625))
 @example(name="moments", size=(1, 67, 1000))
 @example(name="two axes", size=(2, 3, 25600))
@@ -127,7 +129,12 @@ def test_what_does_not_reduce_along_rows_is_left_alone() -> None:
     x = te.placeholder((8, 16, 32), name="X")
     image = te.placeholder((1, 8, 16, 32), name="X")
     window = topi.nn.pool2d(image, (2, 2), (2, 2), (1, 1), (0,) * 4, "max", layout="NCHW")
-    for tensors in ([x, topi.nn.relu(x)], [x, topi.sum(x, 1)], [x, topi.nn.softmax(x, 1)], product(False),
-                    [image, window]):  # fmt: skip
+    for tensors in (
+        [x, topi.nn.relu(x)],
+        [x, topi.sum(x, 1)],
+        [x, topi.nn.softmax(x, 1)],
+        product(False),
+        [image, window],
+    ):
         schedule = Schedule(tvm.IRModule({"main": te.create_prim_func(tensors)}))
         assert rows.apply(schedule) == ""

@@ -26,8 +26,10 @@ RNG = np.random.default_rng(7)
 def shapes_at(signature: Signature, dims: dict[str, int]) -> list[tuple[int, ...]]:
     """The output shapes that a signature states, at these sizes."""
     names = {"min": min, "max": max, "__builtins__": {}}
-    return [tuple(eval(size, names, dict(dims)) if isinstance(size, str) else size for size in spec.shape)
-            for spec in signature.outputs]
+    return [
+        tuple(eval(size, names, dict(dims)) if isinstance(size, str) else size for size in spec.shape)
+        for spec in signature.outputs
+    ]
 
 
 def feeds_at(signature: Signature, dims: dict[str, int], **given: Any) -> dict[str, np.ndarray]:
@@ -55,8 +57,10 @@ CASES: dict[str, tuple[dict[str, list[Any]], list[dict[str, int]]]] = {
     "magika": ({"bytes": ["batch", 2048]}, SIZES),
     "basic_pitch": ({"serving_default_input_2:0": ["batch", 43844, 1]}, [{"batch": 1}, {"batch": 2}]),
     "silero_ifless": ({}, [{"batch": 1, "sequence": 576}, {"batch": 3, "sequence": 576}]),
-    "minilm_l6": ({"ids": ["batch", "tokens"], "mask": ["batch", "tokens"]},
-                  [{"batch": 1, "tokens": 5}, {"batch": 3, "tokens": 17}]),
+    "minilm_l6": (
+        {"ids": ["batch", "tokens"], "mask": ["batch", "tokens"]},
+        [{"batch": 1, "tokens": 5}, {"batch": 3, "tokens": 17}],
+    ),
     "minilm_l3": ({}, [{"batch_size": 1, "sequence_length": 5}, {"batch_size": 2, "sequence_length": 9}]),
     "smollm2_4layers": ({"ids": [1, "tokens"]}, [{"tokens": 1}, {"tokens": 6}]),
 }
@@ -115,8 +119,10 @@ CHAINS = {
 }
 # Where the values depend on data as far as the import can see, or can be negative.
 NO_SIZES = {"sub", "div", "div by a negative", "mod", "fmod", "neg", "undecided", "cast to float"}
-WEIGHTS = ("zero = {0}, one = {1}, two = {2}, four = {4}, five = {5}, minus = {-1}, minus2 = {-2}, row = {1, 3},"
-           " picks = {1, -1, 0}")
+WEIGHTS = (
+    "zero = {0}, one = {1}, two = {2}, four = {4}, five = {5}, minus = {-1}, minus2 = {-2}, row = {1, 3},"
+    " picks = {1, -1, 0}"
+)
 
 
 def parsed(body: str, inputs: str, outputs: str, weights: str = WEIGHTS) -> onnx.ModelProto:
@@ -126,7 +132,8 @@ def parsed(body: str, inputs: str, outputs: str, weights: str = WEIGHTS) -> onnx
     nodes = body.replace(") ", ")\n")
     return onnx.parser.parse_model(
         f'<ir_version: 10, opset_import: ["" : 18]> g ({inputs}) => ({outputs}) '
-        f"<{values}, int64 place = {{1}}, float half = {{0.5}}> {{ {nodes} }}")
+        f"<{values}, int64 place = {{1}}, float half = {{0.5}}> {{ {nodes} }}"
+    )
 
 
 def _items(weights: str) -> list[tuple[str, str]]:
@@ -183,33 +190,41 @@ READERS = {
     "Slice beyond the end": "y = Slice (x, zero, five, one)",
     "Range": "s = Shape <end = 1> (x) n = Squeeze (s) r = Range (nought, n, unit) y = Cast <to = 1> (r)",
     "Pad": "y = Pad (x, pads)",
-    "Pad reflected": "y = Pad <mode = \"reflect\"> (x, mirror)",
+    "Pad reflected": 'y = Pad <mode = "reflect"> (x, mirror)',
     "Pad by less": "y = Pad (x, cut)",
     "Squeeze": "t = Slice (x, zero, one, zero) y = Squeeze (t, zero)",
     "Add of halves": "h = MaxPool <kernel_shape = [2], strides = [2]> (x) s = Shape (x) t = Div (s, two)"
-                     " p = Slice (x, zero, three, two) y = Add (h, p)",
+    " p = Slice (x, zero, three, two) y = Add (h, p)",
     "Pool": "y = MaxPool <kernel_shape = [3, 2], strides = [2, 1], pads = [1, 0, 1, 1]> (z4)",
     "Concat": "t = Transpose <perm = [0, 2, 1]> (z) w = Concat <axis = 2> (x, t) y = Relu (w)",
 }
 RESIZES = {
-    "nearest": "y = Resize <mode = \"nearest\", coordinate_transformation_mode = \"asymmetric\","
-               " nearest_mode = \"floor\"> (z4, , double)",
-    "linear": "y = Resize <mode = \"linear\"> (z4, , double)",
-    "corners": "y = Resize <mode = \"linear\", coordinate_transformation_mode = \"align_corners\"> (z4, , double)",
-    "half": "y = Resize <mode = \"linear\", coordinate_transformation_mode = \"align_corners\"> (z4, , , t4)",
-    "thirds": "y = Resize <mode = \"nearest\", nearest_mode = \"round_prefer_ceil\"> (z4, , , t4)",
-    "asymmetric": "y = Resize <mode = \"linear\", coordinate_transformation_mode = \"asymmetric\"> (z4, , shrunk)",
-    "ceil": "y = Resize <mode = \"nearest\", nearest_mode = \"ceil\","
-            " coordinate_transformation_mode = \"half_pixel_symmetric\"> (z4, , , t4)",
-    "cubic": "y = Resize <mode = \"cubic\", coordinate_transformation_mode = \"pytorch_half_pixel\"> (z4, , , t4)",
+    "nearest": 'y = Resize <mode = "nearest", coordinate_transformation_mode = "asymmetric",'
+    ' nearest_mode = "floor"> (z4, , double)',
+    "linear": 'y = Resize <mode = "linear"> (z4, , double)',
+    "corners": 'y = Resize <mode = "linear", coordinate_transformation_mode = "align_corners"> (z4, , double)',
+    "half": 'y = Resize <mode = "linear", coordinate_transformation_mode = "align_corners"> (z4, , , t4)',
+    "thirds": 'y = Resize <mode = "nearest", nearest_mode = "round_prefer_ceil"> (z4, , , t4)',
+    "asymmetric": 'y = Resize <mode = "linear", coordinate_transformation_mode = "asymmetric"> (z4, , shrunk)',
+    "ceil": 'y = Resize <mode = "nearest", nearest_mode = "ceil",'
+    ' coordinate_transformation_mode = "half_pixel_symmetric"> (z4, , , t4)',
+    "cubic": 'y = Resize <mode = "cubic", coordinate_transformation_mode = "pytorch_half_pixel"> (z4, , , t4)',
 }
 # What the readers and the resizes read besides.
-MORE = (", far = {9223372036854775807}, three = {3}, back = {-1, 3, 2}, pads = {0, 1, 0, 1, 0, 2},"
-        " mirror = {0, 1, 0, 0, 2, 3}, cut = {0, -1, 0, 0, 0, -2}, more = {1, 1, 1, 1}, plus = {0, 0, 2, 1}")
-ARRAYS = {"nought": np.array(0), "unit": np.array(1), "double": np.array([1, 1, 2, 2], "float32"),
-          "shrunk": np.array([1, 1, 0.5, 1.5], "float32")}
-IMAGE = ("u = Unsqueeze (z, two) z4 = Transpose <perm = [0, 1, 3, 2]> (u) s4 = Shape (z4) m4 = Mul (s4, more)"
-         " t4 = Add (m4, plus)")
+MORE = (
+    ", far = {9223372036854775807}, three = {3}, back = {-1, 3, 2}, pads = {0, 1, 0, 1, 0, 2},"
+    " mirror = {0, 1, 0, 0, 2, 3}, cut = {0, -1, 0, 0, 0, -2}, more = {1, 1, 1, 1}, plus = {0, 0, 2, 1}"
+)
+ARRAYS = {
+    "nought": np.array(0),
+    "unit": np.array(1),
+    "double": np.array([1, 1, 2, 2], "float32"),
+    "shrunk": np.array([1, 1, 0.5, 1.5], "float32"),
+}
+IMAGE = (
+    "u = Unsqueeze (z, two) z4 = Transpose <perm = [0, 1, 3, 2]> (u) s4 = Shape (z4) m4 = Mul (s4, more)"
+    " t4 = Add (m4, plus)"
+)
 
 
 @pytest.mark.parametrize("bodies", [READERS, RESIZES], ids=["readers", "resizes"])
@@ -220,8 +235,10 @@ def test_operators_that_read_sizes_or_have_symbolic_axes(tmp_path, bodies):
     proto.graph.initializer.extend(onnx.numpy_helper.from_array(array, key) for key, array in ARRAYS.items())
     imported, machine = _loaded(proto, tmp_path)
     for a, b in ((1, 3), (2, 4), (1, 7)):
-        feeds = {"x": RNG.standard_normal((a, b, 6)).astype("float32"),
-                 "z": RNG.standard_normal((a, 4, b)).astype("float32")}
+        feeds = {
+            "x": RNG.standard_normal((a, b, 6)).astype("float32"),
+            "z": RNG.standard_normal((a, 4, b)).astype("float32"),
+        }
         want, got = reference(proto, feeds), run(machine, feeds)
         for name, one, other in zip(bodies, got, want, strict=True):
             np.testing.assert_allclose(one, other, 1e-4, 1e-5, err_msg=f"{name} at a = {a}, b = {b}", strict=True)
@@ -232,7 +249,8 @@ def test_operators_that_read_sizes_or_have_symbolic_axes(tmp_path, bodies):
 def test_sizes_of_two_names_that_agree_when_the_model_runs(tmp_path, nodes):
     proto = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 18]> g (float[n, k] x, float[m, k] z) => (float[a, b] y) '
-        f"<bool c = {{1}}> {{ {nodes} }}")
+        f"<bool c = {{1}}> {{ {nodes} }}"
+    )
     onnx.save(proto, tmp_path / "m.onnx")
     cfg = config.from_dict({"model": {"path": str(tmp_path / "m.onnx")}})
     flow.compile_model(cfg, tmp_path / "m.tvmflow")
@@ -262,13 +280,16 @@ def test_a_dynamic_convolutional_model_runs_at_every_size(tmp_path):
     proto = onnx.parser.parse_model(
         '<ir_version: 10, opset_import: ["" : 18]> g (float[batch, 3, 16, width] x) => (float[batch, k, 8] y) '
         f"<float[4] two = {{1, 1, 2, 2}}, int64[8] ends = {{0, 0, 0, 2, 0, 0, 0, 2}}, int64[3] tail = {{0, 8, -1}}>"
-        f"{{ {nodes} }}")
-    proto.graph.initializer.extend(onnx.numpy_helper.from_array(
-        (RNG.standard_normal(shape) / np.prod(shape[1:]) ** 0.5).astype("float32"), name)
-        for name, shape in weights.items())
+        f"{{ {nodes} }}"
+    )
+    proto.graph.initializer.extend(
+        onnx.numpy_helper.from_array((RNG.standard_normal(shape) / np.prod(shape[1:]) ** 0.5).astype("float32"), name)
+        for name, shape in weights.items()
+    )
     onnx.save(proto, tmp_path / "m.onnx")
-    cfg = config.from_dict({"model": {"path": str(tmp_path / "m.onnx")},
-                            "verify": {"dims": {"batch": [2, 1, 3], "width": [36, 12, 20]}}})
+    cfg = config.from_dict(
+        {"model": {"path": str(tmp_path / "m.onnx")}, "verify": {"dims": {"batch": [2, 1, 3], "width": [36, 12, 20]}}}
+    )
     manifest = flow.compile_model(cfg, tmp_path / "m.tvmflow")
     assert not [kernel.name for kernel in manifest.kernels if kernel.origin == "unscheduled" and kernel.calls]
     session = runtime.load(tmp_path / "m.tvmflow")
@@ -280,12 +301,15 @@ def test_a_dynamic_convolutional_model_runs_at_every_size(tmp_path):
             session.run({"x": np.zeros((1, 3, 16, width), "float32")})
 
 
-@pytest.mark.parametrize(("body", "message"), [
-    ("s = Shape (x) d = Sub (s, five) t = Slice (d, one, two) y = Slice (x, zero, t, one)", "of unknown sign"),
-    ("y = Slice (x, far, zero, one, minus)", "a negative step along an axis of symbolic size"),
-    ("y = Squeeze (x)", "which axes stay depends on sizes"),
-    ("u = Unsqueeze (z, two) y = Resize <mode = \"nearest\"> (u, , third)", "gives sizes that depend on rounding"),
-])
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("s = Shape (x) d = Sub (s, five) t = Slice (d, one, two) y = Slice (x, zero, t, one)", "of unknown sign"),
+        ("y = Slice (x, far, zero, one, minus)", "a negative step along an axis of symbolic size"),
+        ("y = Squeeze (x)", "which axes stay depends on sizes"),
+        ('u = Unsqueeze (z, two) y = Resize <mode = "nearest"> (u, , third)', "gives sizes that depend on rounding"),
+    ],
+)
 def test_what_cannot_be_symbolic_says_what_to_do(tmp_path, body, message):
     proto = parsed(body, "float[a, b, 6] x, float[a, 4, b] z", "float[k] y", WEIGHTS + MORE)
     array = np.array([1, 1, 1, 1 / 3], "float32")

@@ -224,10 +224,14 @@ def test_small_open_and_other_functions_are_no_products() -> None:
         "open": [[open_x, y], te.compute((n, 64), lambda i, j: te.sum(open_x[i, k] * y[k, j], k), name="z")],
         "max": [[x, y], te.compute((64, 64), lambda i, j: te.max(x[i, k] * y[k, j], k), name="z")],
         "distance": [[x, y], te.compute((64, 64), lambda i, j: te.sum(te.abs(x[i, k] - y[k, j]), k), name="z")],
-        "half": [[x, y], te.compute((64, 64), lambda i, j: te.sum(x[i, k].astype("float16") * y[k, j].astype("float16"),
-                                                                  k), name="z")],
+        "half": [
+            [x, y],
+            te.compute(
+                (64, 64), lambda i, j: te.sum(x[i, k].astype("float16") * y[k, j].astype("float16"), k), name="z"
+            ),
+        ],
         "depthwise": [*depthwise()],
-    }  # fmt: skip
+    }
     for name, (inputs, output) in functions.items():
         mod = tvm.IRModule({"main": te.create_prim_func([*inputs, output], index_dtype_override="int64")})
         assert tf32_product.schedule_of(mod)[1] == "", name
@@ -289,8 +293,9 @@ def run_as_cuda(name: str, drawn: bool, folder: str, every: int) -> tuple[int, i
 def test_cuda_text_computes_the_product_without_races(
     name: str, drawn: bool, every: int, env: dict[str, str], tmp_path: Path
 ) -> None:
-    written, size = process.call("test_tf32:run_as_cuda", name, drawn, str(tmp_path), every, what="running", env=env,
-                                 torch=True)[0]  # fmt: skip
+    written, size = process.call(
+        "test_tf32:run_as_cuda", name, drawn, str(tmp_path), every, what="running", env=env, torch=True
+    )[0]
     assert written == size if every == 1 else 0 < written < size
 
 
@@ -316,14 +321,15 @@ def build(folder: str, variants: Sequence[tuple[str, bool]]) -> None:
     """Called in a process of its own: for each (arch, tf32) a library of some products with its PTX in a folder."""
     for arch, allowed in variants:
         section = NumericsSection(tf32=allowed)
-        target = targets.to_tvm(targets.resolve(TargetSection(kind="cuda", arch=arch)),
-                                numerics.llvm_attributes(section))  # fmt: skip
+        target = targets.to_tvm(
+            targets.resolve(TargetSection(kind="cuda", arch=arch)), numerics.llvm_attributes(section)
+        )
         out = Path(folder) / f"{arch}-{allowed}"
         out.mkdir()
         names = {"plain": "large tiles", "odd": "odd, both transposed", "fused": "bias, gate, residual", "conv": "3x3"}
-        mod = tvm.IRModule({
-            name: prim_func(CASES[case]())["main"].with_attr("global_symbol", name) for name, case in names.items()
-        })  # fmt: skip
+        mod = tvm.IRModule(
+            {name: prim_func(CASES[case]())["main"].with_attr("global_symbol", name) for name, case in names.items()}
+        )
         options = tvm.transform.PassContext(opt_level=3, config=numerics.pass_config(section))
         with target, options, cuda.compile_step(arch, section, keep=out):
             mod = passes.run(mod, passes.schedule_steps("cuda", allowed), lambda *step: None)
@@ -386,10 +392,28 @@ def test_model_is_built_for_tensor_cores(model: str, share: float, tmp_path: Pat
     if not (ROOT / ".cache" / "models" / "onnx" / f"{model}.onnx").exists():
         pytest.skip(f"the model is not fetched: python scripts/get_models.py .cache/models {model}")
     done = subprocess.run(
-        [sys.executable, "-m", "tvmflow.cli", "compile", ROOT / "configs" / f"{model}.toml", "--target", "cuda",
-         "--set", "target.arch=sm_80", "--set", "numerics.tf32=true", "--no-verify", "--json", "-o", "out"],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "tvmflow.cli",
+            "compile",
+            ROOT / "configs" / f"{model}.toml",
+            "--target",
+            "cuda",
+            "--set",
+            "target.arch=sm_80",
+            "--set",
+            "numerics.tf32=true",
+            "--no-verify",
+            "--json",
+            "-o",
+            "out",
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     manifest = json.loads(done.stdout)
     assert manifest["narrowest_float"] == "tf32"
@@ -407,11 +431,24 @@ def test_a_record_with_tf32_never_serves_without() -> None:
 
     def rules(made_with: NumericsSection, asked_for: NumericsSection) -> tuple[str, str]:
         record = Record(
-            parts=tasks.key_parts(workload, target, made_with), name="matmul", trace=trace, timings_s=(1e-3,), flop=1e6,
+            parts=tasks.key_parts(workload, target, made_with),
+            name="matmul",
+            trace=trace,
+            timings_s=(1e-3,),
+            flop=1e6,
             workload_json=pack(tvm.ir.save_json(mod)),
-            provenance=Provenance(versions={}, machine="x86_64", cpu="a GPU", threads=1, seed=0, trials=1, protocol="",
-                                  date="2025-01-31T12:00:00Z", tvmflow="0.1.0"),
-        )  # fmt: skip
+            provenance=Provenance(
+                versions={},
+                machine="x86_64",
+                cpu="a GPU",
+                threads=1,
+                seed=0,
+                trials=1,
+                protocol="",
+                date="2025-01-31T12:00:00Z",
+                tvmflow="0.1.0",
+            ),
+        )
         applied = tuned.apply(tvm.IRModule({"f": function}), Reading((record,), ()), target, asked_for, ())
         return str(applied.mod["f"].attrs.get(RULE_ATTR, "")), "".join(applied.notes)
 

@@ -55,8 +55,13 @@ def test_random_weights_are_the_same_in_every_process(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "import torch\ndef entry():\n    return torch.nn.Linear(3, 2).eval(), (torch.ones(1, 3),)\n"
     )
-    done = subprocess.run([sys.executable, "-m", "tvmflow.cli", "compile", "mine:entry", "-o", "a"], cwd=tmp_path,
-                          capture_output=True, text=True, check=False)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "tvmflow.cli", "compile", "mine:entry", "-o", "a"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -65,13 +70,16 @@ def test_values_are_those_of_eager_pytorch(values: dict[str, Any], name: str) ->
     assert values[name] is None, values[name]
 
 
-@pytest.mark.parametrize(("name", "shapes"), [
-    ("sizes as numbers", [("b", "t")]),
-    ("expand and slice", [(2, "x_dim1")]),
-    ("image", [("b", 3, "h", "w")]),
-    ("attention", [(1, 2, "t", 8)]),
-    ("last token", [("b", "t", 2), ("b",)]),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("name", "shapes"),
+    [
+        ("sizes as numbers", [("b", "t")]),
+        ("expand and slice", [(2, "x_dim1")]),
+        ("image", [("b", 3, "h", "w")]),
+        ("attention", [(1, 2, "t", 8)]),
+        ("last token", [("b", "t", 2), ("b",)]),
+    ],
+)
 def test_dynamic_dimensions_keep_their_names_and_serve_other_sizes(
     dynamic: dict[str, Any], name: str, shapes: list[tuple[int | str, ...]]
 ) -> None:
@@ -80,7 +88,7 @@ def test_dynamic_dimensions_keep_their_names_and_serve_other_sizes(
 
 MESSAGES = {
     "training": r"UnsupportedError: entry: 3 things .*training mode and updates its statistics: call \.eval\(\).*"
-                r"native_dropout.*call \.eval\(\)",
+    r"native_dropout.*call \.eval\(\)",
     "random": r"aten\.randn\.default \(node `randn`.*random operator",
     "several": r"3 things.*lgamma.*no converter.*erfinv.*no converter.*rand\.default.*random",
     "sized by values": r"aten\.index\.Tensor.*torch_runs\.py:\d+ `.*x\[x > 0\].*size depends on values",
@@ -96,7 +104,7 @@ MESSAGES = {
     "two names": "ModelError: entry: `a` and `b` must be equal.*give both dimensions one name",
     "fixed by the code": r"ModelError: .*specialized it to be a constant \(10\)",
     "own library": r"tvmflow_test\.relu\.default.*a library of its own",
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MESSAGES)
@@ -108,7 +116,7 @@ def test_every_refusal_has_its_message() -> None:
     assert set(MESSAGES) == set(names_of("REFUSED"))
 
 
-MODULE = '''
+MODULE = """
 import torch
 class Scores(torch.nn.Module):
     def __init__(self):
@@ -130,7 +138,7 @@ def fails():
 def one(): return Scores()
 def number(): return 3, (torch.ones(2),)
 def misfit(): return Scores(), ()
-'''
+"""
 
 
 BAD_ENTRIES = {
@@ -149,16 +157,23 @@ BAD_ENTRIES = {
 GOOD_ENTRIES = {
     "user_model:good": (
         {"x": ("batch", 4), "pair_a": (2,), "pair_b": (2,)},
-        {"logits": ("batch", 3), "parts_0": ("batch", 3), "parts_2": (2,)}),
+        {"logits": ("batch", 3), "parts_0": ("batch", 3), "parts_2": (2,)},
+    ),
     "user_model:good?batch=5": (
-        {"x": (5, 4), "pair_a": (2,), "pair_b": (2,)}, {"logits": (5, 3), "parts_0": (5, 3), "parts_2": (2,)}),
+        {"x": (5, 4), "pair_a": (2,), "pair_b": (2,)},
+        {"logits": (5, 3), "parts_0": (5, 3), "parts_2": (2,)},
+    ),
     "user_model:lengths": (
         {"x": ("batch", "time")},
-        {"output_0": ("batch", "((time + 3) // 4)"), "output_1": ("(batch * 2)", "time"),
-         "output_2": ("batch", "(time - 1)")}),
+        {
+            "output_0": ("batch", "((time + 3) // 4)"),
+            "output_1": ("(batch * 2)", "time"),
+            "output_2": ("batch", "(time - 1)"),
+        },
+    ),
     "saved.pt2": ({"input": ("input_dim0", 3, 4)}, {"output": ("input_dim0", 8)}),
     "saved.pt2?input_dim0=5": ({"input": (5, 3, 4)}, {"output": (5, 8)}),
-}  # fmt: skip
+}
 
 
 @pytest.fixture(scope="module")

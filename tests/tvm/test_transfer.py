@@ -36,13 +36,29 @@ def records(m: int, n: int, k: int, count: int) -> list[Record]:
     model, database = tvm.s_tir.meta_schedule.cost_model.RandomModel(seed=1), tvm.s_tir.meta_schedule.database
     context.pre_tuning(count, count, space.designs(context), database.MemoryDatabase(), model)
     parts = tasks.key_parts(workload, targets.resolve(TargetSection(threads=2)), NumericsSection())
-    provenance = Provenance(versions={}, machine="x", cpu="x", threads=2, date="2026-01-01T00:00:00Z", seed=1, trials=1,
-                            protocol="none", tvmflow="0")  # fmt: skip
+    provenance = Provenance(
+        versions={},
+        machine="x",
+        cpu="x",
+        threads=2,
+        date="2026-01-01T00:00:00Z",
+        seed=1,
+        trials=1,
+        protocol="none",
+        tvmflow="0",
+    )
     return [
-        Record(parts=parts, name="matmul", workload_json=pack(tvm.ir.save_json(mod)), flop=1.0,
-               trace=search.trace_json(candidate.sch), timings_s=(1.0,), provenance=provenance)
+        Record(
+            parts=parts,
+            name="matmul",
+            workload_json=pack(tvm.ir.save_json(mod)),
+            flop=1.0,
+            trace=search.trace_json(candidate.sch),
+            timings_s=(1.0,),
+            provenance=provenance,
+        )
         for candidate in list(context.generate_measure_candidates())[:count]
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize("shape", [(48, 96, 80), (64, 64, 64), (7, 130, 33)])

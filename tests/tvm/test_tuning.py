@@ -110,11 +110,16 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rng = np.random.default_rng(0)
     weights = [numpy_helper.from_array(rng.standard_normal((128, 128)).astype("f4"), name) for name in ("v", "w")]
     graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "v"], ["h"]), helper.make_node("Relu", ["h"], ["r"]),
-         helper.make_node("MatMul", ["r", "w"], ["y"])],
-        "g", [helper.make_tensor_value_info("x", TensorProto.FLOAT, [64, 128])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [64, 128])], weights,
-    )  # fmt: skip
+        [
+            helper.make_node("MatMul", ["x", "v"], ["h"]),
+            helper.make_node("Relu", ["h"], ["r"]),
+            helper.make_node("MatMul", ["r", "w"], ["y"]),
+        ],
+        "g",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [64, 128])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [64, 128])],
+        weights,
+    )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "m.onnx")
     return folder
 
@@ -124,8 +129,9 @@ def command(*arguments: str) -> list[str]:
 
 
 def run(folder: Path, *arguments: str, **env: str) -> str:
-    done = subprocess.run(command(*arguments), cwd=folder, env={**os.environ, **env}, capture_output=True, text=True,
-                          check=False)  # fmt: skip
+    done = subprocess.run(
+        command(*arguments), cwd=folder, env={**os.environ, **env}, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -189,14 +195,29 @@ def test_shards_share_the_tasks_out(model: Path) -> None:
     parts = []
     for index in (1, 2):
         subprocess.run(
-            [sys.executable, "-m", "tvmflow.cli", "tune", "m.onnx", "--shard", f"{index}/2", "--trials-per-task", "8",
-             "--set", f"tuning.database=part{index}"], cwd=model, check=True, capture_output=True,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "tvmflow.cli",
+                "tune",
+                "m.onnx",
+                "--shard",
+                f"{index}/2",
+                "--trials-per-task",
+                "8",
+                "--set",
+                f"tuning.database=part{index}",
+            ],
+            cwd=model,
+            check=True,
+            capture_output=True,
+        )
         parts.append(set(Store(model / f"part{index}").read().by_key))
     assert not parts[0] & parts[1]
     assert parts[0] | parts[1] == {row["key"] for row in json.loads(run(model, "tasks", "m.onnx", "--json"))}
-    done = subprocess.run(command("tune", "m.onnx", "--shard", "3/2"), cwd=model, capture_output=True, text=True,
-                          check=False)  # fmt: skip
+    done = subprocess.run(
+        command("tune", "m.onnx", "--shard", "3/2"), cwd=model, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, "--shard 3/2: not of the form I/N" in done.stderr) == (2, True)
 
 
@@ -222,8 +243,12 @@ def test_candidates_in_quarantine_are_not_run(tmp_path: Path, measurer: Measurer
 def test_a_session_killed_as_it_writes_leaves_a_valid_database(model: Path, tmp_path: Path) -> None:
     shutil.copy(model / "m.onnx", tmp_path)
     shutil.copytree(model / "db", tmp_path / "db")
-    child = subprocess.Popen(command("tune", "m.onnx", "--minutes", "30", "--trials-per-task", "4096"), cwd=tmp_path,
-                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    child = subprocess.Popen(
+        command("tune", "m.onnx", "--minutes", "30", "--trials-per-task", "4096"),
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     for _ in range(2):
         before = state(tmp_path / "db")
         while state(tmp_path / "db") == before:
@@ -249,9 +274,11 @@ def test_tune_says_what_it_needs(model: Path) -> None:
     done = subprocess.run(bare, cwd=model, capture_output=True, text=True, check=False)
     assert (done.returncode, "tuning.database: missing" in done.stderr) == (3, True)
     (model / "file").touch()
-    done = subprocess.run([*bare, "--set", "tuning.database=file"], cwd=model, capture_output=True, text=True,
-                          check=False)  # fmt: skip
+    done = subprocess.run(
+        [*bare, "--set", "tuning.database=file"], cwd=model, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, "file: cannot be written: File exists" in done.stderr) == (15, True)
-    done = subprocess.run(command("tune", "m.onnx", "--tasks", "zzz"), cwd=model, capture_output=True, text=True,
-                          check=False)  # fmt: skip
+    done = subprocess.run(
+        command("tune", "m.onnx", "--tasks", "zzz"), cwd=model, capture_output=True, text=True, check=False
+    )
     assert (done.returncode, "matches none of 2 tasks" in done.stderr) == (3, True)

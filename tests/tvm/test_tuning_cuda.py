@@ -32,10 +32,12 @@ def save_model(folder: Path) -> None:
     """m.onnx in `folder`: one matmul of 64 x 128 by 128 x 128."""
     weight = np.random.default_rng(0).standard_normal((128, 128)).astype("f4")
     graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["y"])], "g",
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "g",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, [64, 128])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [64, 128])], [numpy_helper.from_array(weight, "w")],
-    )  # fmt: skip
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [64, 128])],
+        [numpy_helper.from_array(weight, "w")],
+    )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), folder / "m.onnx")
 
 
@@ -59,8 +61,9 @@ def built_candidates(folder: str) -> list[str]:
     from tvmflow.tuning.rpc import GUARD, GUARD_FILE, Libraries, Remote, Tracker
 
     section = NumericsSection()
-    target = targets.to_tvm(targets.resolve(TargetSection(kind="cuda", arch="sm_90")),
-                            numerics.llvm_attributes(section))  # fmt: skip
+    target = targets.to_tvm(
+        targets.resolve(TargetSection(kind="cuda", arch="sm_90")), numerics.llvm_attributes(section)
+    )
     a, b = te.placeholder((64, 128), name="a"), te.placeholder((128, 96), name="b")
     r = te.reduce_axis((0, 128), name="r")
     product = te.compute((64, 96), lambda i, j: te.sum(a[i, r] * b[r, j], axis=r), name="c")
@@ -73,8 +76,9 @@ def built_candidates(folder: str) -> list[str]:
     class Builder(Measurer):
         def __init__(self) -> None:
             step = functools.partial(candidates.cuda_step, "sm_90", section)
-            place = functools.partial(Remote, Tracker("127.0.0.1", 1, "none"), Libraries(str(target), 2, {}, step),
-                                      Path(folder))  # fmt: skip
+            place = functools.partial(
+                Remote, Tracker("127.0.0.1", 1, "none"), Libraries(str(target), 2, {}, step), Path(folder)
+            )
             self._start(place, 1)
 
     (Path(folder) / GUARD_FILE).write_text(GUARD % "")
@@ -115,20 +119,40 @@ def tuned_without_a_gpu(model: str, database: str) -> None:
 
     tuning._check_device = lambda cfg: None  # type: ignore[assignment]
     tuning._measurer = lambda cfg, setting: Clock()  # type: ignore[assignment]
-    overrides = [{"target": {"kind": "cuda", "arch": "sm_90"}},
-                 {"tuning": {"database": database, "trials_per_task": 32}}]  # fmt: skip
+    overrides = [
+        {"target": {"kind": "cuda", "arch": "sm_90"}},
+        {"tuning": {"database": database, "trials_per_task": 32}},
+    ]
     (found,) = tuning.tune([config.of_model(model, overrides)], "*", (1, 1))
     assert len(found.records) >= 2
 
 
 def test_compile_from_a_gpus_records(env: dict[str, str], tmp_path: Path) -> None:
     save_model(tmp_path)
-    process.call("test_tuning_cuda:tuned_without_a_gpu", str(tmp_path / "m.onnx"), str(tmp_path / "db"), what="tuning",
-                 env=env)  # fmt: skip
+    process.call(
+        "test_tuning_cuda:tuned_without_a_gpu", str(tmp_path / "m.onnx"), str(tmp_path / "db"), what="tuning", env=env
+    )
     done = subprocess.run(
-        [sys.executable, "-m", "tvmflow.cli", "compile", "m.onnx", "--target", "cuda", "--arch", "sm_90", "--set",
-         "tuning.database=db", "--no-verify", "--json"], cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "tvmflow.cli",
+            "compile",
+            "m.onnx",
+            "--target",
+            "cuda",
+            "--arch",
+            "sm_90",
+            "--set",
+            "tuning.database=db",
+            "--no-verify",
+            "--json",
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     manifest = json.loads(done.stdout)
     assert [kernel["origin"] for kernel in manifest["kernels"]] == ["tuned"]
@@ -139,9 +163,24 @@ def test_compile_from_a_gpus_records(env: dict[str, str], tmp_path: Path) -> Non
 def test_tune_without_a_gpu_says_what_to_do(tmp_path: Path) -> None:
     save_model(tmp_path)
     done = subprocess.run(
-        [sys.executable, "-m", "tvmflow.cli", "tune", "m.onnx", "--target", "cuda", "--arch", "sm_90", "--set",
-         "tuning.database=db"], cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "tvmflow.cli",
+            "tune",
+            "m.onnx",
+            "--target",
+            "cuda",
+            "--arch",
+            "sm_90",
+            "--set",
+            "tuning.database=db",
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 6
     assert "no GPU is here" in done.stderr
     assert 'tuning.measure = "rpc"' in done.stderr

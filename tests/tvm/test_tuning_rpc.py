@@ -47,8 +47,13 @@ def started(module: str, *arguments: str) -> Iterator[int]:
     port = free_port()
     where = ("--host", "127.0.0.1", "--port", str(port), "--port-end", str(port + 1))
     env = {**os.environ, "TVM_NUM_THREADS": "1"}  # not what the kernels are tuned for
-    child = subprocess.Popen([sys.executable, "-m", module, *where, *arguments], env=env, start_new_session=True,
-                             stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+    child = subprocess.Popen(
+        [sys.executable, "-m", module, *where, *arguments],
+        env=env,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         end = time.monotonic() + 60
         while time.monotonic() < end:
@@ -121,17 +126,24 @@ def test_the_extra_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tune_then_compile_from_the_records(tracker: Tracker, tmp_path: Path) -> None:
     weight = np.random.default_rng(0).standard_normal((128, 128)).astype("f4")
     graph = helper.make_graph(
-        [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Relu", ["h"], ["y"])], "g",
+        [helper.make_node("MatMul", ["x", "w"], ["h"]), helper.make_node("Relu", ["h"], ["y"])],
+        "g",
         [helper.make_tensor_value_info("x", TensorProto.FLOAT, [64, 128])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [64, 128])], [numpy_helper.from_array(weight, "w")],
-    )  # fmt: skip
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [64, 128])],
+        [numpy_helper.from_array(weight, "w")],
+    )
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
     settings = {"database": "db", "measure": "rpc", "tracker": tracker.address, "device_key": "loop"}
     options = [word for key, value in settings.items() for word in ("--set", f"tuning.{key}={value}")]
 
     def command(*arguments: str) -> dict[str, object]:
-        done = subprocess.run([sys.executable, "-m", "tvmflow.cli", *arguments, *options, "--json"], cwd=tmp_path,
-                              capture_output=True, text=True, check=False)  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-m", "tvmflow.cli", *arguments, *options, "--json"],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr
         return dict(json.loads(done.stdout))
 

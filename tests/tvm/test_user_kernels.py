@@ -165,13 +165,18 @@ def test_equal_calls_are_asked_for_once_and_checked(folder: Path) -> None:
     assert found[0] is found[1]
     source, outcome = checked(cfg, module(two_matmuls))
     assert source.startswith("user kernel mine: sample_kernels:matmul, source sha256 ")
-    assert outcome.startswith("user kernel mine replaces matmul (float32[8, 16], float32[16, 16] -> float32[8, 16]) in "
-                              "2 places: verified, max error ")  # fmt: skip
+    assert outcome.startswith(
+        "user kernel mine replaces matmul (float32[8, 16], float32[16, 16] -> float32[8, 16]) in "
+        "2 places: verified, max error "
+    )
 
 
 MATCHES = {
-    "one whose branches meet": (lambda b, x: b.emit(relax.op.add(
-        b.emit(relax.op.tanh(x)), b.emit(relax.op.exp(x)))), "tanh_plus_exp", ["tanh", "exp", "add"]),
+    "one whose branches meet": (
+        lambda b, x: b.emit(relax.op.add(b.emit(relax.op.tanh(x)), b.emit(relax.op.exp(x)))),
+        "tanh_plus_exp",
+        ["tanh", "exp", "add"],
+    ),
     "a diamond": (silu, "silu", ["sigmoid", "multiply"]),
     "GELU divided by a root": (erf_gelu(0.5, lambda x: relax.op.divide(x, relax.const(2**0.5))), "gelu", "gelu"),
     "GELU times a root": (erf_gelu(0.5, lambda x: relax.op.multiply(x, relax.const(0.5**0.5))), "gelu", "gelu"),
@@ -227,7 +232,8 @@ REFUSED = {
         r"importing `broken_kernels` failed: AttributeError: .*nonsense.* \(broken_kernels.py, line 2\)",
     ),
     "a module that lacks another": (
-        ("f", "matmul", "importing_kernels"), "importing `importing_kernels` failed: ModuleNotFoundError",
+        ("f", "matmul", "importing_kernels"),
+        "importing `importing_kernels` failed: ModuleNotFoundError",
     ),
     "no function": (("matmull", "matmul"), "sample_kernels.py has no function `matmull`"),
     "unknown operator": (("matmul", "matmull"), "kernels.mine.replaces: Relax has no operator `matmull`"),
@@ -239,10 +245,11 @@ REFUSED = {
     "wrong dtype": (("other_dtype", "matmul"), rf"the output is int8\[8, 16\], {CALL} needs float32\[8, 16\]"),
     "no buffers": (("no_buffer", "matmul"), "argument 0 is no buffer of fixed shape"),
     "nothing to replace": (
-        ("matmul", "nn.conv2d"), "the graph has no nn.conv2d left for it; it holds matmul x 2, nn.relu x 1",
+        ("matmul", "nn.conv2d"),
+        "the graph has no nn.conv2d left for it; it holds matmul x 2, nn.relu x 1",
     ),
     "a value used elsewhere": (("matmul", ["nn.relu", "matmul", "add"]), "has no nn.relu \\+ matmul \\+ add left"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -281,8 +288,11 @@ def test_open_dimensions_are_not_replaced(folder: Path) -> None:
 
 
 def test_wrong_values_name_kernel_place_and_error(folder: Path) -> None:
-    with pytest.raises(VerifyError, match=rf"user kernel mine is wrong for {CALL}, seed 0: 1\d\d of 128 values differ.*"
-                       "max error 0.*, allowed "):  # fmt: skip
+    with pytest.raises(
+        VerifyError,
+        match=rf"user kernel mine is wrong for {CALL}, seed 0: 1\d\d of 128 values differ.*"
+        "max error 0.*, allowed ",
+    ):
         checked(cfg_of(mine=section(folder, "wrong", "matmul")), module(two_matmuls))
 
 
@@ -319,11 +329,26 @@ def recorded(task: tasks.Task) -> Record:
     schedule = tvm.s_tir.Schedule(task.mod)
     (block,) = schedule.get_child_blocks(schedule.get_sblock("root"))
     schedule.parallel(schedule.get_loops(block)[0])
-    provenance = Provenance(versions={"apache-tvm": tvm.__version__}, machine="box", cpu="some CPU", threads=2, seed=0,
-                            date="2025-01-31T12:00:00Z", trials=1, protocol="none", tvmflow="0.1.0")  # fmt: skip
-    return Record(parts=task.parts, name=task.name, workload_json=pack(tvm.ir.save_json(task.mod)), timings_s=(1e-3,),
-                  trace=json.loads(json.dumps(schedule.trace.as_json(), default=int)), flop=task.flop,
-                  provenance=provenance)  # fmt: skip
+    provenance = Provenance(
+        versions={"apache-tvm": tvm.__version__},
+        machine="box",
+        cpu="some CPU",
+        threads=2,
+        seed=0,
+        date="2025-01-31T12:00:00Z",
+        trials=1,
+        protocol="none",
+        tvmflow="0.1.0",
+    )
+    return Record(
+        parts=task.parts,
+        name=task.name,
+        workload_json=pack(tvm.ir.save_json(task.mod)),
+        timings_s=(1e-3,),
+        trace=json.loads(json.dumps(schedule.trace.as_json(), default=int)),
+        flop=task.flop,
+        provenance=provenance,
+    )
 
 
 # --- whole models -----------------------------------------------------------------------------------------------------
@@ -344,9 +369,11 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     ("name", "rule"),
-    [("matmul", "user kernel packed_matmul: schedule of its own"),
-     ("fused", "user kernel feed_forward: product blocking")],
-)  # fmt: skip
+    [
+        ("matmul", "user kernel packed_matmul: schedule of its own"),
+        ("fused", "user kernel feed_forward: product blocking"),
+    ],
+)
 def test_the_examples_compile_to_the_models_values(name: str, rule: str, examples: Path) -> None:
     manifest = flow.compile_model(config.load(examples / f"{name}.toml"), examples / f"{name}.tvmflow")
     (kernel,) = (kernel for kernel in manifest.kernels if kernel.origin == "user")
@@ -370,6 +397,9 @@ def model(folder: Path, tmp_path: Path) -> Path:
 
 def test_a_kernel_that_crashes_is_named(model: Path, folder: Path, tmp_path: Path) -> None:
     raw = {"model": {"path": str(model)}, "kernels": {"mine": section(folder, "aborts", "matmul")}}
-    with pytest.raises(CompileError, match=rf"^compiling \(user kernel mine: checking it for {CALL}\) crashed "
-                       r"\(signal 6, SIGABRT\)"):  # fmt: skip
+    with pytest.raises(
+        CompileError,
+        match=rf"^compiling \(user kernel mine: checking it for {CALL}\) crashed "
+        r"\(signal 6, SIGABRT\)",
+    ):
         flow.compile_model(config.from_dict(raw), tmp_path / "out")

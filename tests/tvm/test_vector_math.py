@@ -32,30 +32,104 @@ from tvmflow.host import host_features
 from tvmflow.kernels import gelu, vector_math
 
 REFERENCES: dict[str, Callable[..., np.ndarray]] = {  # of float64
-    "exp": np.exp, "exp2": np.exp2, "exp10": lambda x: np.power(10.0, x),
-    "log": np.log, "log2": np.log2, "log10": np.log10, "log1p": np.log1p,
-    "sigmoid": lambda x: 1 / (1 + np.exp(-x)), "tanh": np.tanh, "sinh": np.sinh, "cosh": np.cosh,
+    "exp": np.exp,
+    "exp2": np.exp2,
+    "exp10": lambda x: np.power(10.0, x),
+    "log": np.log,
+    "log2": np.log2,
+    "log10": np.log10,
+    "log1p": np.log1p,
+    "sigmoid": lambda x: 1 / (1 + np.exp(-x)),
+    "tanh": np.tanh,
+    "sinh": np.sinh,
+    "cosh": np.cosh,
     "erf": np.vectorize(math.erf, otypes=["float64"]),
-    "gelu": lambda x: x * ndtr(x), "gelu_by_table": lambda x: x * ndtr(x),
-    "sin": np.sin, "cos": np.cos, "tan": np.tan, "asin": np.arcsin, "acos": np.arccos, "atan": np.arctan,
-    "asinh": np.arcsinh, "acosh": np.arccosh, "atanh": np.arctanh, "pow": np.power,
-}  # fmt: skip
+    "gelu": lambda x: x * ndtr(x),
+    "gelu_by_table": lambda x: x * ndtr(x),
+    "sin": np.sin,
+    "cos": np.cos,
+    "tan": np.tan,
+    "asin": np.arcsin,
+    "acos": np.arccos,
+    "atan": np.arctan,
+    "asinh": np.arcsinh,
+    "acosh": np.arccosh,
+    "atanh": np.arctanh,
+    "pow": np.power,
+}
 # Largest errors in units in the last place, rounded up; with fast_math they are the same or less than 0.2 more.
 LARGEST = {
-    "exp": 1.0, "exp2": 1.1, "exp10": 1.2, "log": 1.0, "log2": 1.8, "log10": 2.0, "log1p": 2.6, "sigmoid": 2.4,
-    "tanh": 2.5, "sinh": 2.2, "cosh": 1.6, "erf": 2.5, "sin": 1.6, "cos": 1.6, "tan": 3.4, "asin": 2.5, "acos": 1.4,
-    "atan": 2.0, "asinh": 2.9, "acosh": 3.3, "atanh": 3.3, "pow": 0.6,
-}  # fmt: skip
+    "exp": 1.0,
+    "exp2": 1.1,
+    "exp10": 1.2,
+    "log": 1.0,
+    "log2": 1.8,
+    "log10": 2.0,
+    "log1p": 2.6,
+    "sigmoid": 2.4,
+    "tanh": 2.5,
+    "sinh": 2.2,
+    "cosh": 1.6,
+    "erf": 2.5,
+    "sin": 1.6,
+    "cos": 1.6,
+    "tan": 3.4,
+    "asin": 2.5,
+    "acos": 1.4,
+    "atan": 2.0,
+    "asinh": 2.9,
+    "acosh": 3.3,
+    "atanh": 3.3,
+    "pow": 0.6,
+}
 GELU = {  # ranges with their largest errors in units in the last place; x (1 + erf) / 2 has 700,000 in the last
     "gelu": ((-1.3, math.inf, 3.0), (-3, -1.3, 20.0), (-4, -3, 40.0), (-5.3, -4, 160.0)),
     "gelu_by_table": ((-4, math.inf, 1.5), (-5.3, -4, 3.0), (-6, -5.3, 13.0)),
-}  # fmt: skip
+}
 UNARY = [name for name in REFERENCES if name not in ("pow", *GELU)]
-SPECIAL = np.array([
-    0.0, 1e-45, 1e-38, 1.1754942e-38, 1.1754944e-38, 1e-20, 0.5, 0.9277, 1.0, 1.0000001, 2.0, 4.0, 10.0, 16.0, 33.0,
-    38.53, 38.54, 45.2, 88.72283, 88.72284, 89.4159, 89.416, 103.97, 104.0, 127.99999, 128.0, 149.0, 150.0, 151.0,
-    1e10, 4194303.5, 4194304.0, 8388607.5, 16777215.0, 16777216.0, 3.4028235e38, np.inf, np.nan,
-], "float32")  # fmt: skip
+SPECIAL = np.array(
+    [
+        0.0,
+        1e-45,
+        1e-38,
+        1.1754942e-38,
+        1.1754944e-38,
+        1e-20,
+        0.5,
+        0.9277,
+        1.0,
+        1.0000001,
+        2.0,
+        4.0,
+        10.0,
+        16.0,
+        33.0,
+        38.53,
+        38.54,
+        45.2,
+        88.72283,
+        88.72284,
+        89.4159,
+        89.416,
+        103.97,
+        104.0,
+        127.99999,
+        128.0,
+        149.0,
+        150.0,
+        151.0,
+        1e10,
+        4194303.5,
+        4194304.0,
+        8388607.5,
+        16777215.0,
+        16777216.0,
+        3.4028235e38,
+        np.inf,
+        np.nan,
+    ],
+    "float32",
+)
 SPECIAL = np.concatenate([SPECIAL, -SPECIAL])
 NATIVE = {"x86_64": "x86-64-v3", "aarch64": "generic"}[platform.machine()]
 TARGETS = {  # and what a vector register is called there
@@ -70,8 +144,14 @@ def _registered() -> None:
     vector_math.register()
 
 
-def build(name: str, size: int, lanes: int, dtype: str = "float32", mcpu: str = NATIVE, fast_math: bool = False,
-          ) -> tvm.runtime.Module:  # fmt: skip
+def build(
+    name: str,
+    size: int,
+    lanes: int,
+    dtype: str = "float32",
+    mcpu: str = NATIVE,
+    fast_math: bool = False,
+) -> tvm.runtime.Module:
     """A kernel that applies a function to `size` elements (a pair of tensors for pow), in vectors of `lanes`."""
     own = {"pow": tirx.power, **{gelu: functools.partial(gelu_call, gelu) for gelu in GELU}}
     function = own.get(name) or getattr(tirx, name)
@@ -83,8 +163,13 @@ def gelu_call(name: str, x: tirx.Expr) -> tirx.Expr:
     return tirx.call_intrin("float32", vector_math.op_name(name), x)
 
 
-def compiled(places: Sequence[te.Tensor], element: Callable[[tirx.Var], tirx.Expr], lanes: int, mcpu: str = NATIVE,
-             fast_math: bool = False) -> tvm.runtime.Module:  # fmt: skip
+def compiled(
+    places: Sequence[te.Tensor],
+    element: Callable[[tirx.Var], tirx.Expr],
+    lanes: int,
+    mcpu: str = NATIVE,
+    fast_math: bool = False,
+) -> tvm.runtime.Module:
     """A kernel of the tensors `places` whose result has `element` of each index, in vectors of `lanes`."""
     result = te.compute(places[0].shape, element, name="result")
     schedule = Schedule(tvm.IRModule({"main": te.create_prim_func([*places, result])}))
@@ -223,11 +308,12 @@ def test_a_million_powers(fast_math: bool) -> None:
     rng, count = np.random.default_rng(0), 1 << 18
     bits = rng.integers(0, 1 << 32, (2, count), dtype=np.uint32).view("float32")
     pairs = [
-        np.stack(np.meshgrid(SPECIAL, SPECIAL)).reshape(2, -1), bits,
+        np.stack(np.meshgrid(SPECIAL, SPECIAL)).reshape(2, -1),
+        bits,
         np.stack([np.exp(rng.uniform(-20, 20, count)), rng.uniform(-20, 20, count)]),
         np.stack([rng.uniform(0.5, 2, count), rng.uniform(-140, 140, count)]),
         np.stack([rng.uniform(-9, 9, count), rng.integers(-20, 20, count)]),
-    ]  # fmt: skip
+    ]
     x, y = np.concatenate([pair.astype("float32") for pair in pairs], axis=1)
     got, exact = run(build("pow", len(x), 16, fast_math=fast_math), x, y), want("pow", x, y)
     errors = ulps(got, exact)
@@ -311,9 +397,22 @@ def test_functions_of_functions_compile() -> None:
     np.testing.assert_allclose(run(compiled([place], nested, 16), x), exact, rtol=1e-5)
 
 
-ONNX_NAMES = {"Exp": "exp", "Log": "log", "Tanh": "tanh", "Sigmoid": "sigmoid", "Erf": "erf", "Sin": "sin",
-              "Cos": "cos", "Tan": "tan", "Sinh": "sinh", "Cosh": "cosh", "Asin": "asin", "Acos": "acos",
-              "Atan": "atan", "Atanh": "atanh"}  # fmt: skip
+ONNX_NAMES = {
+    "Exp": "exp",
+    "Log": "log",
+    "Tanh": "tanh",
+    "Sigmoid": "sigmoid",
+    "Erf": "erf",
+    "Sin": "sin",
+    "Cos": "cos",
+    "Tan": "tan",
+    "Sinh": "sinh",
+    "Cosh": "cosh",
+    "Asin": "asin",
+    "Acos": "acos",
+    "Atan": "atan",
+    "Atanh": "atanh",
+}
 
 
 @pytest.fixture(scope="module")

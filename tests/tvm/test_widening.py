@@ -22,30 +22,50 @@ def model_of(dtype: int, folder: Path) -> Path:
     rng = np.random.default_rng(0)
     numpy_dtype = helper.tensor_dtype_to_np_dtype(dtype)
     weights = {
-        "w1": rng.standard_normal((16, 3, 3, 3)) / 5, "b1": rng.standard_normal(16), "slope": np.full((16, 1, 1), 0.25),
-        "w2": rng.standard_normal((16, 8, 1, 1)) / 4, "w3": rng.standard_normal((32, 10)) / 6,
-        "scale": rng.random(16) + 0.5, "shift": rng.standard_normal(16), "mean": rng.standard_normal(16),
-        "var": rng.random(16) + 0.5, "limit": np.float16(0.5),
-    }  # fmt: skip
-    constants = [numpy_helper.from_array(np.asarray(v).astype("float16").astype(numpy_dtype), k)
-                 for k, v in weights.items()]  # fmt: skip
+        "w1": rng.standard_normal((16, 3, 3, 3)) / 5,
+        "b1": rng.standard_normal(16),
+        "slope": np.full((16, 1, 1), 0.25),
+        "w2": rng.standard_normal((16, 8, 1, 1)) / 4,
+        "w3": rng.standard_normal((32, 10)) / 6,
+        "scale": rng.random(16) + 0.5,
+        "shift": rng.standard_normal(16),
+        "mean": rng.standard_normal(16),
+        "var": rng.random(16) + 0.5,
+        "limit": np.float16(0.5),
+    }
+    constants = [
+        numpy_helper.from_array(np.asarray(v).astype("float16").astype(numpy_dtype), k) for k, v in weights.items()
+    ]
     constants.append(numpy_helper.from_array(np.array([8, 8]), "sizes"))
-    branch = {name: helper.make_graph([helper.make_node(op, ["r"], [f"{name}_out"])], name, [],
-                                      [helper.make_tensor_value_info(f"{name}_out", dtype, None)])
-              for name, op in (("yes", "Tanh"), ("no", "Neg"))}  # fmt: skip
+    branch = {
+        name: helper.make_graph(
+            [helper.make_node(op, ["r"], [f"{name}_out"])],
+            name,
+            [],
+            [helper.make_tensor_value_info(f"{name}_out", dtype, None)],
+        )
+        for name, op in (("yes", "Tanh"), ("no", "Neg"))
+    }
     node = helper.make_node
     nodes = [
-        node("Conv", ["x", "w1", "b1"], ["c"], pads=[1, 1, 1, 1]), node("PRelu", ["c", "slope"], ["p"]),
+        node("Conv", ["x", "w1", "b1"], ["c"], pads=[1, 1, 1, 1]),
+        node("PRelu", ["c", "slope"], ["p"]),
         node("BatchNormalization", ["p", "scale", "shift", "mean", "var"], ["n"]),
-        node("Split", ["n", "sizes"], ["left", "right"], axis=1), node("Concat", ["right", "left"], ["both"], axis=1),
+        node("Split", ["n", "sizes"], ["left", "right"], axis=1),
+        node("Concat", ["right", "left"], ["both"], axis=1),
         node("Conv", ["both", "w2"], ["d"], group=2),
         node("MaxPool", ["d"], ["m"], kernel_shape=[2, 2], strides=[2, 2]),
-        node("Resize", ["m", "", "scales"], ["u"], mode="linear"), node("GlobalAveragePool", ["u"], ["g"]),
-        node("Flatten", ["g"], ["f"]), node("Concat", ["f", "f"], ["ff"], axis=1), node("MatMul", ["ff", "w3"], ["r"]),
-        node("ReduceMax", ["r"], ["top"], keepdims=0), node("Greater", ["top", "limit"], ["large"]),
+        node("Resize", ["m", "", "scales"], ["u"], mode="linear"),
+        node("GlobalAveragePool", ["u"], ["g"]),
+        node("Flatten", ["g"], ["f"]),
+        node("Concat", ["f", "f"], ["ff"], axis=1),
+        node("MatMul", ["ff", "w3"], ["r"]),
+        node("ReduceMax", ["r"], ["top"], keepdims=0),
+        node("Greater", ["top", "limit"], ["large"]),
         node("If", ["large"], ["t"], then_branch=branch["yes"], else_branch=branch["no"]),
-        node("Softmax", ["t"], ["y"]), node("ArgMax", ["t"], ["best"], axis=1),
-    ]  # fmt: skip
+        node("Softmax", ["t"], ["y"]),
+        node("ArgMax", ["t"], ["best"], axis=1),
+    ]
     constants.append(numpy_helper.from_array(np.array([1, 1, 2, 2], "float32"), "scales"))
     info = helper.make_tensor_value_info
     outputs = [info("y", dtype, [1, 10]), info("u", dtype, [1, 16, 16, 16]), info("best", TensorProto.INT64, [1, 1])]

@@ -50,8 +50,16 @@ def module(shape: Shape, epilogue: Epilogue | None = None, **attrs: object) -> t
     x = relax.Var("x", relax.TensorType((shape.batch, shape.height, shape.width, shape.channels), "float32"))
     with builder.function("main", [x]):
         with builder.dataflow():
-            made = builder.emit(relax.op.nn.conv2d(x, relax.const(weights_of(shape)), padding=shape.padding,
-                                                   data_layout="NHWC", kernel_layout="HWIO", **attrs))  # fmt: skip
+            made = builder.emit(
+                relax.op.nn.conv2d(
+                    x,
+                    relax.const(weights_of(shape)),
+                    padding=shape.padding,
+                    data_layout="NHWC",
+                    kernel_layout="HWIO",
+                    **attrs,
+                )
+            )
             made = builder.emit_output(epilogue(builder, made) if epilogue else made)
         builder.emit_func_output(made)
     return builder.get()
@@ -124,9 +132,13 @@ PADS = st.integers(0, 3)
 
 @settings(max_examples=8, deadline=None, derandomize=True)
 @given(
-    edge=st.sampled_from([2, 4]), batch=st.integers(1, 3), size=st.tuples(st.integers(3, 20), st.integers(3, 20)),
-    channels=st.integers(1, 20), filters=st.integers(1, 20), padding=st.tuples(PADS, PADS, PADS, PADS),
-)  # fmt: skip
+    edge=st.sampled_from([2, 4]),
+    batch=st.integers(1, 3),
+    size=st.tuples(st.integers(3, 20), st.integers(3, 20)),
+    channels=st.integers(1, 20),
+    filters=st.integers(1, 20),
+    padding=st.tuples(PADS, PADS, PADS, PADS),
+)
 def test_any_size(
     edge: int, batch: int, size: tuple[int, int], channels: int, filters: int, padding: tuple[int, int, int, int]
 ) -> None:
@@ -221,10 +233,15 @@ def test_what_comes_before_and_a_residual() -> None:
     x, r = (relax.Var(name, relax.TensorType((2, 9, 11, 16), "float32")) for name in "xr")
     with builder.function("main", [x, r]):
         with builder.dataflow():
-            made = builder.emit(relax.op.nn.conv2d(
-                builder.emit(relax.op.nn.relu(x)), relax.const(weights_of(shape)), padding=shape.padding,
-                data_layout="NHWC", kernel_layout="HWIO",
-            ))  # fmt: skip
+            made = builder.emit(
+                relax.op.nn.conv2d(
+                    builder.emit(relax.op.nn.relu(x)),
+                    relax.const(weights_of(shape)),
+                    padding=shape.padding,
+                    data_layout="NHWC",
+                    kernel_layout="HWIO",
+                )
+            )
             made = builder.emit_output(builder.emit(made + r))
         builder.emit_func_output(made)
     mod = prepared(builder.get(), edge=4)
@@ -314,9 +331,16 @@ def test_the_manifest_says_which_and_how(tmp_path: Path) -> None:
     graph = helper.make_graph([node], "g", [x], [y], [numpy_helper.from_array(weights, "w")])
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), tmp_path / "m.onnx")
     for mode, count in (("auto", 1), ("off", 0)):
-        cfg = config.of_model(str(tmp_path / "m.onnx"), [{
-            "numerics": {"winograd": mode}, "graph": {"layout": "nhwc"}, "verify": {"enabled": mode == "auto"},
-        }])  # fmt: skip
+        cfg = config.of_model(
+            str(tmp_path / "m.onnx"),
+            [
+                {
+                    "numerics": {"winograd": mode},
+                    "graph": {"layout": "nhwc"},
+                    "verify": {"enabled": mode == "auto"},
+                }
+            ],
+        )
         manifest = flow.compile_model(cfg, tmp_path / mode)
         assert manifest.config["numerics"]["winograd"] == mode
         assert manifest.verdict is None or manifest.verdict.ok

@@ -66,19 +66,27 @@ def _attention(x: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, ...]:
 def _pools(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     f = functional
     return (
-        f.max_pool2d(x, 3, 2, 1, ceil_mode=True), f.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False),
-        f.avg_pool2d(x, (2, 3), divisor_override=3, padding=1, ceil_mode=True), f.adaptive_avg_pool2d(x, 3),
-        f.avg_pool1d(x[0], 2, 2, ceil_mode=True), f.max_pool2d(x[0], 2),
-    )  # fmt: skip
+        f.max_pool2d(x, 3, 2, 1, ceil_mode=True),
+        f.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False),
+        f.avg_pool2d(x, (2, 3), divisor_override=3, padding=1, ceil_mode=True),
+        f.adaptive_avg_pool2d(x, 3),
+        f.avg_pool1d(x[0], 2, 2, ceil_mode=True),
+        f.max_pool2d(x[0], 2),
+    )
 
 
 def _resized(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     f = functional.interpolate
     return (
-        f(x, size=(5, 7)), f(x, scale_factor=1.5), f(x, scale_factor=2), f(x, scale_factor=2.7, mode="bilinear"),
-        f(x, size=(12, 12), mode="bilinear", align_corners=True), f(x, scale_factor=2, mode="bilinear"),
-        f(x, size=(9, 3), mode="bicubic"), f(x, size=(3, 9), mode="bilinear", antialias=True),
-    )  # fmt: skip
+        f(x, size=(5, 7)),
+        f(x, scale_factor=1.5),
+        f(x, scale_factor=2),
+        f(x, scale_factor=2.7, mode="bilinear"),
+        f(x, size=(12, 12), mode="bilinear", align_corners=True),
+        f(x, scale_factor=2, mode="bilinear"),
+        f(x, size=(9, 3), mode="bicubic"),
+        f(x, size=(3, 9), mode="bilinear", antialias=True),
+    )
 
 
 def _padded(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -89,102 +97,212 @@ def _padded(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 def _activations(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
     f = functional
-    return (torch.relu(x), x.clamp(0, 6), x.clamp(min=0), f.relu6(x), f.hardtanh(x), f.leaky_relu(x), f.elu(x, 0.5),
-            f.celu(x, 2.0), f.selu(x), f.silu(x), f.hardswish(x), f.softplus(x), f.mish(x))
+    return (
+        torch.relu(x),
+        x.clamp(0, 6),
+        x.clamp(min=0),
+        f.relu6(x),
+        f.hardtanh(x),
+        f.leaky_relu(x),
+        f.elu(x, 0.5),
+        f.celu(x, 2.0),
+        f.selu(x),
+        f.silu(x),
+        f.hardswish(x),
+        f.softplus(x),
+        f.mish(x),
+    )
 
 
 NANS = torch.tensor([NAN, 1.0, -2.0, NAN, 0.3, -0.7])
 VALUES: dict[str, Made] = {
     "activations keep NaN": (Of(_activations), (NANS,)),
     "maximum and minimum keep NaN": (
-        Of(lambda x, y: (torch.maximum(x, y), torch.minimum(x, y), x.clamp(y, y + 1))), (NANS, NANS.flip(0))),
+        Of(lambda x, y: (torch.maximum(x, y), torch.minimum(x, y), x.clamp(y, y + 1))),
+        (NANS, NANS.flip(0)),
+    ),
     "unlike dtypes": (
-        Of(lambda i, x, h: (i * 2.5, i / 2, i + x, h * x, torch.where(i > 1, x, 0), i > 1.5, torch.cat([x, i]),
-                            i**0.5)),
-        (whole(5, 4), rand(4), rand(4).half())),
+        Of(
+            lambda i, x, h: (i * 2.5, i / 2, i + x, h * x, torch.where(i > 1, x, 0), i > 1.5, torch.cat([x, i]), i**0.5)
+        ),
+        (whole(5, 4), rand(4), rand(4).half()),
+    ),
     "booleans": (
         Of(lambda a, b: (a + b, a * b, ~a, a == b, a < b, a.sum(), a.any(), a.all(0))),
-        (rand(3, 4) > 0, rand(3, 4, seed=1) > 0)),
+        (rand(3, 4) > 0, rand(3, 4, seed=1) > 0),
+    ),
     "alpha and beta": (
-        Of(lambda x, y: (torch.add(x, y, alpha=2), torch.rsub(x, y, alpha=3),
-                         torch.addmm(x, x, y, beta=0.5, alpha=2))),
-        (rand(3, 3), rand(3, 3, seed=1))),
+        Of(lambda x, y: (torch.add(x, y, alpha=2), torch.rsub(x, y, alpha=3), torch.addmm(x, x, y, beta=0.5, alpha=2))),
+        (rand(3, 3), rand(3, 3, seed=1)),
+    ),
     "division of negatives": (
         Of(lambda a, b: (a // b, a % b, torch.fmod(a, b), torch.div(a, b, rounding_mode="trunc"))),
-        (torch.tensor([-7, 7, -7, 7]), torch.tensor([2, -2, -3, 3]))),
+        (torch.tensor([-7, 7, -7, 7]), torch.tensor([2, -2, -3, 3])),
+    ),
     "integers and numbers": (
-        Of(lambda i, u: (i // 3, i % 3, u // 3, u % 7, torch.div(i, 4, rounding_mode="trunc"), i**2, i**5, u**3, 2**u,
-                         i << 3, i >> 2)),
-        (torch.tensor([-7, 7, 2, -1]), torch.tensor([0, 3, 5, 2], dtype=torch.uint8))),
+        Of(
+            lambda i, u: (
+                i // 3,
+                i % 3,
+                u // 3,
+                u % 7,
+                torch.div(i, 4, rounding_mode="trunc"),
+                i**2,
+                i**5,
+                u**3,
+                2**u,
+                i << 3,
+                i >> 2,
+            )
+        ),
+        (torch.tensor([-7, 7, 2, -1]), torch.tensor([0, 3, 5, 2], dtype=torch.uint8)),
+    ),
     "division of floats": (
         Of(lambda a, b: (a // b, a % b, torch.fmod(a, b))),
-        (torch.tensor([-7.5, 7.5, 1.0]), torch.tensor([2, -2, 0.1]))),
+        (torch.tensor([-7.5, 7.5, 1.0]), torch.tensor([2, -2, 0.1])),
+    ),
     "near zero and far off": (
-        Of(lambda x: (torch.log1p(x) * 1e9, torch.expm1(x) * 1e9)), (torch.tensor([1e-9, -1e-9, 1e-4, -0.5, INF]),)),
-    "float64": (torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.Flatten(), torch.nn.Linear(27, 4)).double(),
-                (rand(1, 2, 5, 5).double(),)),
+        Of(lambda x: (torch.log1p(x) * 1e9, torch.expm1(x) * 1e9)),
+        (torch.tensor([1e-9, -1e-9, 1e-4, -0.5, INF]),),
+    ),
+    "float64": (
+        torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3), torch.nn.Flatten(), torch.nn.Linear(27, 4)).double(),
+        (rand(1, 2, 5, 5).double(),),
+    ),
     "float16 is summed in float32": (
-        Of(lambda x: (x.mean(1), x.sum(1), x.softmax(1), x @ x.T)), (torch.full((1, 8192), 2.0).half(),)),
+        Of(lambda x: (x.mean(1), x.sum(1), x.softmax(1), x @ x.T)),
+        (torch.full((1, 8192), 2.0).half(),),
+    ),
     "bfloat16 inside": (Of(lambda x: (x.bfloat16() @ x.bfloat16()).float()), (rand(8, 8),)),
     "reductions": (
-        Of(lambda x: (torch.mean(x), x.mean((0, 2)), x.var(1), x.std(1, correction=0), x.amax(1), *x.max(2),
-                      *x.median(1), x.norm(p=3, dim=0), x.norm(p=INF, dim=1), x.prod(1), x.cumsum(1))),
-        (rand(3, 4, 5),)),
+        Of(
+            lambda x: (
+                torch.mean(x),
+                x.mean((0, 2)),
+                x.var(1),
+                x.std(1, correction=0),
+                x.amax(1),
+                *x.max(2),
+                *x.median(1),
+                x.norm(p=3, dim=0),
+                x.norm(p=INF, dim=1),
+                x.prod(1),
+                x.cumsum(1),
+            )
+        ),
+        (rand(3, 4, 5),),
+    ),
     "ties and order": (
         Of(lambda x: (x.argmax(1), *x.sort(1, descending=True), *x.topk(2, 1, largest=False))),
-        (torch.tensor([[1.0, 3, 2, 5], [2, 9, 7, 1]]),)),
+        (torch.tensor([[1.0, 3, 2, 5], [2, 9, 7, 1]]),),
+    ),
     "slices and selects": (
-        Of(lambda x: (x[-1], x[:, -2], x[1:, ::2], x[-2:], x[:100], x[2:1], x[:0].reshape(-1, 10),
-                      x.unbind(0)[0] * 2)),
-        (rand(4, 5),)),
+        Of(lambda x: (x[-1], x[:, -2], x[1:, ::2], x[-2:], x[:100], x[2:1], x[:0].reshape(-1, 10), x.unbind(0)[0] * 2)),
+        (rand(4, 5),),
+    ),
     "index tensors": (
         Of(lambda x, i, j: (x[i], x[i - 4], x[:, i, j], x[i, :, j], x[i[:, None], j])),
-        (rand(4, 4, 4), whole(4, 3), whole(4, 3, seed=1))),
+        (rand(4, 4, 4), whole(4, 3), whole(4, 3, seed=1)),
+    ),
     "assignment": (Of(_written), (rand(3, 4),)),
     "assignment to a diagonal": (Of(_diagonal_write), (rand(2, 10),)),
     "index_put and scatter": (
-        Of(lambda x, i, v: (x.index_put((i,), v), x.index_put((i,), v, accumulate=True), x.scatter(0, i[:, None], 2.5),
-                            x.scatter_add(1, i[None].expand(2, 2), v), x.index_fill(0, i, 2.0))),
-        (rand(3, 3), torch.tensor([0, 2]), rand(2, 3))),
+        Of(
+            lambda x, i, v: (
+                x.index_put((i,), v),
+                x.index_put((i,), v, accumulate=True),
+                x.scatter(0, i[:, None], 2.5),
+                x.scatter_add(1, i[None].expand(2, 2), v),
+                x.index_fill(0, i, 2.0),
+            )
+        ),
+        (rand(3, 3), torch.tensor([0, 2]), rand(2, 3)),
+    ),
     "masked_fill": (
         Of(lambda x, t: torch.softmax(x.masked_fill(t.eq(0).unsqueeze(1).expand(2, 4, 4), -1e9), -1)),
-        (rand(2, 4, 4), torch.tensor([[1, 2, 0, 3], [0, 1, 1, 1]]))),
+        (rand(2, 4, 4), torch.tensor([[1, 2, 0, 3], [0, 1, 1, 1]])),
+    ),
     "views": (
-        Of(lambda x: (x.reshape(-1), x.T, x.unflatten(0, (2, 2)), x.repeat(2, 1, 3), x.flip(0, 1), x.roll(1, 1),
-                      x.as_strided((2, 2), (1, 2)), x.diagonal(1), x.unfold(1, 2, 1), *x.split([1, 3]))),
-        (rand(4, 3),)),
+        Of(
+            lambda x: (
+                x.reshape(-1),
+                x.T,
+                x.unflatten(0, (2, 2)),
+                x.repeat(2, 1, 3),
+                x.flip(0, 1),
+                x.roll(1, 1),
+                x.as_strided((2, 2), (1, 2)),
+                x.diagonal(1),
+                x.unfold(1, 2, 1),
+                *x.split([1, 3]),
+            )
+        ),
+        (rand(4, 3),),
+    ),
     "made inside": (
-        Of(lambda x: (x + torch.full((2,), -INF), torch.linspace(0, 1, 5), torch.eye(2) + x,
-                      torch.arange(0, 1, 0.25))), (rand(2),)),
+        Of(lambda x: (x + torch.full((2,), -INF), torch.linspace(0, 1, 5), torch.eye(2) + x, torch.arange(0, 1, 0.25))),
+        (rand(2),),
+    ),
     "pools": (Of(_pools), (rand(1, 2, 7, 7),)),
     "resizing": (Of(_resized), (rand(1, 2, 6, 6),)),
     "padding": (Of(_padded), (rand(1, 2, 4, 4),)),
-    "grid_sample": (Of(lambda x, g: functional.grid_sample(x, g, align_corners=False)),
-                    (rand(1, 2, 4, 4), rand(1, 3, 5, 2))),
+    "grid_sample": (
+        Of(lambda x, g: functional.grid_sample(x, g, align_corners=False)),
+        (rand(1, 2, 4, 4), rand(1, 3, 5, 2)),
+    ),
     "attention": (Of(_attention), (rand(1, 2, 4, 8), rand(4, 4))),
     "transposed convolution": (torch.nn.ConvTranspose2d(4, 6, 3, 2, 1, 1, groups=2), (rand(1, 4, 5, 5),)),
     "normalisations": (
-        torch.nn.Sequential(torch.nn.BatchNorm2d(4), torch.nn.GroupNorm(2, 4, affine=False), torch.nn.InstanceNorm2d(4),
-                            torch.nn.LayerNorm(3, elementwise_affine=False)).eval(), (rand(2, 4, 3, 3),)),
+        torch.nn.Sequential(
+            torch.nn.BatchNorm2d(4),
+            torch.nn.GroupNorm(2, 4, affine=False),
+            torch.nn.InstanceNorm2d(4),
+            torch.nn.LayerNorm(3, elementwise_affine=False),
+        ).eval(),
+        (rand(2, 4, 3, 3),),
+    ),
     "LSTM": (torch.nn.LSTM(4, 5, bidirectional=True, batch_first=True).eval(), (rand(2, 2, 4),)),
-}  # fmt: skip
+}
 
 # module, example inputs, dynamic shapes, sizes to fix and to run at
 DYNAMIC: dict[str, Made] = {
-    "sizes as numbers": (Of(lambda x: (x / x.shape[1], x.var(1), x[:, 1:], x[:, -1], x.view(x.shape[0], -1, 1))),
-                         (rand(3, 4),), ({0: "b", 1: "t"},), {"b": 1, "t": 7}),
+    "sizes as numbers": (
+        Of(lambda x: (x / x.shape[1], x.var(1), x[:, 1:], x[:, -1], x.view(x.shape[0], -1, 1))),
+        (rand(3, 4),),
+        ({0: "b", 1: "t"},),
+        {"b": 1, "t": 7},
+    ),
     "expand and slice": (
         Of(lambda x: x[:, 1:] * torch.arange(x.shape[1]).unsqueeze(0).expand(x.shape[0], -1)[:, :-1].to(x.dtype)),
-        (rand(2, 7),), ({1: torch.export.Dim.AUTO},), {"x_dim1": 5}),
+        (rand(2, 7),),
+        ({1: torch.export.Dim.AUTO},),
+        {"x_dim1": 5},
+    ),
     "image": (
-        torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, 2, 1), torch.nn.ReLU(), torch.nn.Upsample(scale_factor=2),
-                            torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten()),
-        (rand(1, 3, 8, 8),), ({0: "b", 2: "h", 3: "w"},), {"b": 2, "h": 12, "w": 10}),
-    "attention": (Of(lambda q: functional.scaled_dot_product_attention(q, q, q, is_causal=True)),
-                  (rand(1, 2, 4, 8),), ({2: "t"},), {"t": 6}),
-    "last token": (Of(lambda x, n: x[torch.arange(x.shape[0]), n - 1]), (rand(3, 5, 2), whole(5, 3)),
-                   ({0: "b", 1: "t"}, {0: torch.export.Dim("b", min=1, max=64)}), {"b": 4, "t": 6}),
-}  # fmt: skip
+        torch.nn.Sequential(
+            torch.nn.Conv2d(3, 4, 3, 2, 1),
+            torch.nn.ReLU(),
+            torch.nn.Upsample(scale_factor=2),
+            torch.nn.AdaptiveAvgPool2d(1),
+            torch.nn.Flatten(),
+        ),
+        (rand(1, 3, 8, 8),),
+        ({0: "b", 2: "h", 3: "w"},),
+        {"b": 2, "h": 12, "w": 10},
+    ),
+    "attention": (
+        Of(lambda q: functional.scaled_dot_product_attention(q, q, q, is_causal=True)),
+        (rand(1, 2, 4, 8),),
+        ({2: "t"},),
+        {"t": 6},
+    ),
+    "last token": (
+        Of(lambda x, n: x[torch.arange(x.shape[0]), n - 1]),
+        (rand(3, 5, 2), whole(5, 3)),
+        ({0: "b", 1: "t"}, {0: torch.export.Dim("b", min=1, max=64)}),
+        {"b": 4, "t": 6},
+    ),
+}
 
 
 def values(name: str) -> None:
@@ -268,7 +386,7 @@ REFUSED: dict[str, Callable[[], Made]] = {
     "positions": lambda: (Of(lambda x: functional.max_pool2d(x, 2, return_indices=True)), (rand(1, 1, 4, 4),)),
     "bfloat16 edge": lambda: (Of(lambda x: x.bfloat16()), (rand(3),)),
     "no tensor": lambda: (Of(lambda x: 3), (rand(3),)),
-    "halves": lambda: (Of(lambda x: x[: x.shape[0] // 2] + x[(x.shape[0] + 1) // 2:]), (rand(6),), ({0: "t"},)),
+    "halves": lambda: (Of(lambda x: x[: x.shape[0] // 2] + x[(x.shape[0] + 1) // 2 :]), (rand(6),), ({0: "t"},)),
     "item": lambda: (Of(lambda x: x * x.sum().item()), (rand(3),)),
     "control flow": lambda: (Of(lambda x: x if x.sum() > 0 else -x), (rand(3),)),
     "two names": lambda: (Of(lambda x, y: x + y), (rand(3), rand(3)), ({0: "a"}, {0: "b"})),

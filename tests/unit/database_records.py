@@ -23,11 +23,17 @@ def parts_of(
 ) -> KeyParts:
     return KeyParts(
         workload=hashlib.sha256(str(workload).encode()).hexdigest(),
-        target={"kind": "llvm", "machine": "x86_64", "mcpu": mcpu, "features": tuple(features), "threads": threads,
-                "arch": None},
+        target={
+            "kind": "llvm",
+            "machine": "x86_64",
+            "mcpu": mcpu,
+            "features": tuple(features),
+            "threads": threads,
+            "arch": None,
+        },
         numerics={"fast_math": fast_math, "tf32": False},
         preparation=1,
-    )  # fmt: skip
+    )
 
 
 def record_of(
@@ -41,10 +47,17 @@ def record_of(
         timings_s=(median_s * 1.1, median_s, median_s * 0.9),
         flop=2.0 * 64**3,
         provenance=Provenance(
-            versions={"apache-tvm": tvm}, machine="box", cpu="some CPU", threads=2, date="2025-01-31T12:00:00Z",
-            seed=seed, trials=64, protocol="local 3x", tvmflow="0.1.0",
+            versions={"apache-tvm": tvm},
+            machine="box",
+            cpu="some CPU",
+            threads=2,
+            date="2025-01-31T12:00:00Z",
+            seed=seed,
+            trials=64,
+            protocol="local 3x",
+            tvmflow="0.1.0",
         ),
-    )  # fmt: skip
+    )
 
 
 def tvmflow_db(*arguments: object) -> str:

@@ -21,15 +21,25 @@ def write(folder: Path, machine: str = platform.machine()) -> Manifest:
     (folder / LIBRARY).write_bytes(b"library")
     (folder / CONSTANTS).write_bytes(b"weights")
     manifest = Manifest(
-        format_version=artifact.FORMAT_VERSION, name="m", signature=Signature(inputs=(), outputs=()),
-        narrowest_float="float32", config={},
+        format_version=artifact.FORMAT_VERSION,
+        name="m",
+        signature=Signature(inputs=(), outputs=()),
+        narrowest_float="float32",
+        config={},
         source=None,
         target=TargetInfo(kind="llvm", machine=machine, mcpu="c", mtriple="t", features=("avx",), threads=1, arch=None),
         versions={"apache-tvm": "1"},
-        files={name: artifact.file_entry(folder / name) for name in (LIBRARY, CONSTANTS)}, constants=(), kernels=(),
-        layout=Layout(choice="keep", reason="", transforms=()), planned_bytes=0, stages=(), peak_rss_bytes=0, cuda=None,
-        notes=(), verdict=None,
-    )  # fmt: skip
+        files={name: artifact.file_entry(folder / name) for name in (LIBRARY, CONSTANTS)},
+        constants=(),
+        kernels=(),
+        layout=Layout(choice="keep", reason="", transforms=()),
+        planned_bytes=0,
+        stages=(),
+        peak_rss_bytes=0,
+        cuda=None,
+        notes=(),
+        verdict=None,
+    )
     artifact.write_manifest(folder, manifest)
     return manifest
 
@@ -134,8 +144,11 @@ def test_an_unwritable_place_is_an_output_error(tmp_path: Path) -> None:
 def test_damaged_files_are_refused(name: str, damage: str, tmp_path: Path) -> None:
     write(tmp_path)
     file = tmp_path / name
-    {"flip": lambda: file.write_bytes(b"x" + file.read_bytes()[1:]), "cut": lambda: file.write_bytes(b""),
-     "remove": file.unlink}[damage]()  # fmt: skip
+    {
+        "flip": lambda: file.write_bytes(b"x" + file.read_bytes()[1:]),
+        "cut": lambda: file.write_bytes(b""),
+        "remove": file.unlink,
+    }[damage]()
     with pytest.raises(ArtifactError, match=name), artifact.opened(tmp_path):
         pass
 

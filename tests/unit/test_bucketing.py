@@ -59,8 +59,11 @@ def least(rows: Sequence[Sizes], counts: Sequence[int], most: int, cost: SizeFun
 # --- the choice -------------------------------------------------------------------------------------------------------
 
 
-@given(st.dictionaries(st.integers(1, 60), st.integers(1, 99), min_size=1, max_size=8), st.integers(1, 5),
-       st.lists(st.floats(0.1, 9.0), min_size=60, max_size=60))  # fmt: skip
+@given(
+    st.dictionaries(st.integers(1, 60), st.integers(1, 99), min_size=1, max_size=8),
+    st.integers(1, 5),
+    st.lists(st.floats(0.1, 9.0), min_size=60, max_size=60),
+)
 @settings(max_examples=60, deadline=None)
 def test_with_one_dimension_nothing_is_better(requests: dict[int, int], most: int, steps: list[float]) -> None:
     rising = np.cumsum(steps)
@@ -72,8 +75,10 @@ def test_with_one_dimension_nothing_is_better(requests: dict[int, int], most: in
     assert found.seconds == pytest.approx(least(rows, counts, most, cost))
 
 
-@given(st.dictionaries(st.tuples(st.integers(1, 3), st.sampled_from([16, 20, 48, 64])), st.integers(1, 99), min_size=1),
-       st.integers(1, 3))  # fmt: skip
+@given(
+    st.dictionaries(st.tuples(st.integers(1, 3), st.sampled_from([16, 20, 48, 64])), st.integers(1, 99), min_size=1),
+    st.integers(1, 3),
+)
 @settings(max_examples=40, deadline=None)
 def test_with_few_combinations_nothing_is_better(requests: dict[Sizes, int], most: int) -> None:
     rows, counts = list(requests), list(requests.values())
@@ -208,8 +213,11 @@ def test_a_trace_is_added_up(tmp_path: Path) -> None:
         ("", "t.csv: is empty, or its first line is"),
         ("batch,sequence\n", "t.csv: holds no requests"),
         ("batch,sequence,count\n1,2,0\n", "t.csv: holds no requests"),
-        ("batch,sequnce\n1,2\n", "t.csv, line 1: no column `sequence`, a dimension of the model; column `sequnce` is "
-         "no dimension of the model, did you mean `sequence`?"),
+        (
+            "batch,sequnce\n1,2\n",
+            "t.csv, line 1: no column `sequence`, a dimension of the model; column `sequnce` is "
+            "no dimension of the model, did you mean `sequence`?",
+        ),
         ("batch\n1\n", "t.csv, line 1: no column `sequence`, a dimension of the model"),
         ("batch,sequence,user\n1,2,x\n", "t.csv, line 1: column `user` is no dimension of the model"),
         ("batch,sequence,batch\n1,2,1\n", "t.csv, line 1: column `batch` is there twice"),
@@ -223,7 +231,7 @@ def test_a_trace_is_added_up(tmp_path: Path) -> None:
         ("batch,sequence\n1,2,3\n", "t.csv, line 2: 3 values for 2 columns"),
         ("batch,sequence\n1\n", "t.csv, line 2: 1 values for 2 columns"),
     ],
-)  # fmt: skip
+)
 def test_faulty_traces(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         read(tmp_path, text)
@@ -295,14 +303,22 @@ def test_plots_and_tables_show_every_bucket(dims: int, capsys: pytest.CaptureFix
 @pytest.mark.parametrize("align", ["x", "0", "batch=", "=4", "batch=-1", "1.5"])
 def test_alignments_that_are_none(align: str) -> None:
     with pytest.raises(UsageError, match=f"--align {align}: not of the form K or DIM=K"):
-        CliRunner().invoke(cli, ["buckets", "m.onnx", "--trace", "t.csv", "--align", align], catch_exceptions=False,
-                           standalone_mode=False)  # fmt: skip
+        CliRunner().invoke(
+            cli,
+            ["buckets", "m.onnx", "--trace", "t.csv", "--align", align],
+            catch_exceptions=False,
+            standalone_mode=False,
+        )
 
 
 def test_only_svg_is_drawn() -> None:
     with pytest.raises(UsageError, match=r"--plot p.png: only SVG is drawn"):
-        CliRunner().invoke(cli, ["buckets", "m.onnx", "--trace", "t.csv", "--plot", "p.png"], catch_exceptions=False,
-                           standalone_mode=False)  # fmt: skip
+        CliRunner().invoke(
+            cli,
+            ["buckets", "m.onnx", "--trace", "t.csv", "--plot", "p.png"],
+            catch_exceptions=False,
+            standalone_mode=False,
+        )
 
 
 def test_at_least_one_bucket() -> None:

@@ -30,8 +30,11 @@ def chooser(batch: str = "independent", length: str = "masked", allowed: bool = 
 @given(st.integers(0, 40), st.integers(1, 64))
 def test_pieces_cover_a_request_once_and_fit_their_buckets(batch: int, length: int) -> None:
     pieces = chooser().pieces({"batch": batch, "length": length})
-    rows = [row for piece in pieces for row in range(piece.start.get("batch", 0), piece.start.get("batch", 0)
-                                                     + piece.sizes["batch"])]  # fmt: skip
+    rows = [
+        row
+        for piece in pieces
+        for row in range(piece.start.get("batch", 0), piece.start.get("batch", 0) + piece.sizes["batch"])
+    ]
     assert rows == list(range(batch))
     for piece in pieces:
         assert piece.sizes["length"] == length
@@ -50,8 +53,13 @@ def test_the_bucket_with_the_fewest_elements_that_fits_is_taken(batch: int, leng
 def test_two_independent_dimensions_are_both_split(first: int, second: int) -> None:
     buckets = [{"a": 4, "b": 8}, {"a": 1, "b": 3}]
     pieces = Chooser(buckets, {"a": seen("independent"), "b": seen("independent")}).pieces({"a": first, "b": second})
-    cells = [cell for piece in pieces for cell in itertools.product(
-        *(range(piece.start.get(dim, 0), piece.start.get(dim, 0) + piece.sizes[dim]) for dim in "ab"))]  # fmt: skip
+    cells = [
+        cell
+        for piece in pieces
+        for cell in itertools.product(
+            *(range(piece.start.get(dim, 0), piece.start.get(dim, 0) + piece.sizes[dim]) for dim in "ab")
+        )
+    ]
     assert sorted(cells) == list(itertools.product(range(first), range(second)))
 
 
@@ -116,8 +124,11 @@ def written(folder: Path, shapes: str) -> Path:
 def test_buckets_are_a_product_or_a_list(tmp_path: Path) -> None:
     product = config.load(written(tmp_path, "buckets = { batch = [4, 1], length = [16, 8] }"))
     assert product.shapes.bucket_sizes() == (
-        {"batch": 1, "length": 8}, {"batch": 1, "length": 16}, {"batch": 4, "length": 8}, {"batch": 4, "length": 16},
-    )  # fmt: skip
+        {"batch": 1, "length": 8},
+        {"batch": 1, "length": 16},
+        {"batch": 4, "length": 8},
+        {"batch": 4, "length": 16},
+    )
     listed = config.load(written(tmp_path, "buckets = [{ batch = 4, length = 8 }, { length = 16, batch = 1 }]"))
     assert listed.shapes.bucket_sizes() == ({"length": 16, "batch": 1}, {"batch": 4, "length": 8})
     again = tmp_path / "again.toml"

@@ -54,8 +54,17 @@ def value(text: str) -> str:
 
 def test_expressions(program: Path) -> None:
     rng = random.Random(0)
-    texts = ["(batch - 5) // 8 + 1", "-7 // 2", "-7 % 3", "7 % -3", "größe-1-1", "max(1,_s2)*2", "in", "max",
-             "(in - 4) // max(max, 2)"]  # fmt: skip
+    texts = [
+        "(batch - 5) // 8 + 1",
+        "-7 // 2",
+        "-7 % 3",
+        "7 % -3",
+        "größe-1-1",
+        "max(1,_s2)*2",
+        "in",
+        "max",
+        "(in - 4) // max(max, 2)",
+    ]
     texts += [drawn_expression(rng) for _ in range(2000)]
     sizes = " ".join(f"{dim}={size}" for dim, size in DIMS.items())
     got = answers(program, [f"size {text};{sizes}" for text in texts])
@@ -74,9 +83,14 @@ def drawn_requests(rng: random.Random) -> Iterator[tuple[Sizes, dict[str, Paddin
     for _ in range(1500):
         dims = ["a", "b", "c"][: rng.randint(1, 3)]
         padding = {
-            dim: Padding(kind=rng.choice(["independent", "independent", "masked", "mixes", "unproven"]),
-                         allowed=rng.random() < 0.2, reason="seen", runs=1) for dim in dims
-        }  # fmt: skip
+            dim: Padding(
+                kind=rng.choice(["independent", "independent", "masked", "mixes", "unproven"]),
+                allowed=rng.random() < 0.2,
+                reason="seen",
+                runs=1,
+            )
+            for dim in dims
+        }
         buckets = [{dim: rng.randint(1, 6) for dim in dims} for _ in range(rng.randint(1, 5))]
         yield {dim: rng.randint(0, 9) for dim in dims}, padding, buckets
 
@@ -97,8 +111,9 @@ def test_choice(program: Path) -> None:
     requests = list(drawn_requests(random.Random(1)))
     lines = [
         f"pieces {shown(sizes)};{' '.join(f'{d}:{p.kind}:{int(p.allowed)}' for d, p in padding.items())};"
-        f"{','.join(map(shown, buckets))}" for sizes, padding, buckets in requests
-    ]  # fmt: skip
+        f"{','.join(map(shown, buckets))}"
+        for sizes, padding, buckets in requests
+    ]
     want = [chosen(*request) for request in requests]
     assert answers(program, lines) == want
     assert 100 < sum("no bucket fits" in text for text in want) < 1400  # of both kinds

@@ -81,9 +81,25 @@ def test_errors(arguments: list[str], code: int, message: str, tmp_path: Path) -
 
 def test_options_become_config(tmp_path: Path) -> None:
     done = tvmflow(
-        "config", "show", "m:f", "--target", "cuda", "--arch", "sm_90", "--shape", "0.a=1x3xn", "--shape", "s=",
-        "--shape", "q=1,max_len", "--dim", "n=4", "--set", "verify.seeds=[5]", cwd=tmp_path,
-    )  # fmt: skip
+        "config",
+        "show",
+        "m:f",
+        "--target",
+        "cuda",
+        "--arch",
+        "sm_90",
+        "--shape",
+        "0.a=1x3xn",
+        "--shape",
+        "s=",
+        "--shape",
+        "q=1,max_len",
+        "--dim",
+        "n=4",
+        "--set",
+        "verify.seeds=[5]",
+        cwd=tmp_path,
+    )
     assert done.returncode == 0, done.stderr
     shown = tomllib.loads(done.stdout)
     assert (shown["target"]["kind"], shown["target"]["arch"]) == ("cuda", "sm_90")

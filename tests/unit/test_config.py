@@ -20,19 +20,23 @@ BAD = {
     "unknown section": (ENTRY + "[tragt]", "tragt: unknown key, did you mean `target`?"),
     "far from any key": (ENTRY + "[target]\nzzz = 1", "target.zzz: unknown key"),
     "a string is no boolean": (
-        ENTRY + '[numerics]\nfast_math = "off"', 'numerics.fast_math: input should be a valid boolean (it is "off")',
+        ENTRY + '[numerics]\nfast_math = "off"',
+        'numerics.fast_math: input should be a valid boolean (it is "off")',
     ),
     "an integer is no boolean": (
-        ENTRY + "[numerics]\nfast_math = 1", "numerics.fast_math: input should be a valid boolean (it is 1)",
+        ENTRY + "[numerics]\nfast_math = 1",
+        "numerics.fast_math: input should be a valid boolean (it is 1)",
     ),
     "unknown target": (
-        ENTRY + '[target]\nkind = "llmv"', "target.kind: input should be 'llvm' or 'cuda' (it is \"llmv\")",
+        ENTRY + '[target]\nkind = "llmv"',
+        "target.kind: input should be 'llvm' or 'cuda' (it is \"llmv\")",
     ),
     "no model": ("", "model: missing"),
     "two models": (ENTRY + 'path = "x.onnx"', "model: give exactly one of `path` and `entry`"),
     "missing file": ('[model]\npath = "nothing.onnx"', "model.path: no such file: {folder}/nothing.onnx"),
     "arch without cuda": (
-        ENTRY + '[target]\narch = "sm_90"', 'target: `arch` belongs to kind = "cuda"; name a CPU with `mcpu`',
+        ENTRY + '[target]\narch = "sm_90"',
+        'target: `arch` belongs to kind = "cuda"; name a CPU with `mcpu`',
     ),
     "malformed arch": (
         ENTRY + '[target]\nkind = "cuda"\narch = "hopper"',
@@ -51,10 +55,12 @@ BAD = {
         "config: numerics.tf32 = true needs sm_80 or later, target.arch is sm_75",
     ),
     "negative size": (
-        ENTRY + "[shapes.dims]\nb = -1", "shapes.dims.b: input should be greater than 0 (it is -1)",
+        ENTRY + "[shapes.dims]\nb = -1",
+        "shapes.dims.b: input should be greater than 0 (it is -1)",
     ),
     "a range upside down": (
-        ENTRY + "[verify.ranges]\ni = [9, 2]", "verify.ranges.i: the lowest value 9 is above the highest 2",
+        ENTRY + "[verify.ranges]\ni = [9, 2]",
+        "verify.ranges.i: the lowest value 9 is above the highest 2",
     ),
     "no such folder": (ENTRY + 'folder = "nowhere"', "model.folder: no such file: {folder}/nowhere"),
     "a kernel without an entry": (ENTRY + '[kernels.a]\nreplaces = "matmul"', "kernels.a.entry: missing"),
@@ -71,10 +77,12 @@ BAD = {
         "kernels.a.replaces.0: input should be a valid string (it is 3)",
     ),
     "rpc without its tracker": (
-        ENTRY + '[tuning]\nmeasure = "rpc"\ndevice_key = "pi4"', 'tuning: measure = "rpc" needs `tracker`',
+        ENTRY + '[tuning]\nmeasure = "rpc"\ndevice_key = "pi4"',
+        'tuning: measure = "rpc" needs `tracker`',
     ),
     "rpc without anything": (
-        ENTRY + '[tuning]\nmeasure = "rpc"', 'tuning: measure = "rpc" needs `tracker` and `device_key`',
+        ENTRY + '[tuning]\nmeasure = "rpc"',
+        'tuning: measure = "rpc" needs `tracker` and `device_key`',
     ),
     "a tracker without a port": (
         ENTRY + '[tuning]\nmeasure = "rpc"\ntracker = "lab"\ndevice_key = "pi4"',
@@ -85,9 +93,10 @@ BAD = {
         "tuning.measure: input should be 'local' or 'rpc' (it is \"remote\")",
     ),
     "no seeds": (
-        ENTRY + "[verify]\nseeds = []", "verify.seeds: tuple should have at least 1 item after validation, not 0",
+        ENTRY + "[verify]\nseeds = []",
+        "verify.seeds: tuple should have at least 1 item after validation, not 0",
     ),
-}  # fmt: skip
+}
 
 
 def fault(path: Path) -> str:
@@ -156,8 +165,10 @@ def test_malformed_override(text: str) -> None:
 def test_a_kernel_may_replace_one_operator_or_several(tmp_path: Path) -> None:
     path = tmp_path / "configs" / "x.toml"
     path.parent.mkdir()
-    path.write_text(ENTRY + '[kernels.a]\nentry = "m:f"\nreplaces = "matmul"\n'
-                    '[kernels.b]\nentry = "m:f"\nreplaces = ["matmul", "add"]\nfolder = ".."')  # fmt: skip
+    path.write_text(
+        ENTRY + '[kernels.a]\nentry = "m:f"\nreplaces = "matmul"\n'
+        '[kernels.b]\nentry = "m:f"\nreplaces = ["matmul", "add"]\nfolder = ".."'
+    )
     kernels = config.load(path).kernels
     assert [kernel.replaces for kernel in kernels.values()] == [("matmul",), ("matmul", "add")]
     assert [kernel.folder.resolve() for kernel in kernels.values()] == [path.parent, tmp_path]

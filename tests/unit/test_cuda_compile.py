@@ -20,11 +20,20 @@ SOURCE = """extern "C" __global__ void scale(float* a) { a[threadIdx.x] = expf(a
 extern "C" __global__ void shift(float* a) { a[threadIdx.x] += 1.0f; }"""
 # Every variable by which TVM's own step, nvcc, its host compiler or NVRTC can be steered.
 STEERING = {
-    "TVM_CUDA_NVCC_NO_FAST_MATH": "1", "TVM_CUDA_PTXAS_REG_LEVEL": "0", "TVM_CUDA_PTXAS_EXTRA_OPTS": "-O0",
-    "TVM_CUDA_NVRTC_EXTRA_OPTS": "--use_fast_math", "TVM_CUDA_COMPILE_MODE": "nvcc", "TVM_KERNEL_DEBUG": "1",
-    "NVCC_APPEND_FLAGS": "-use_fast_math", "NVCC_PREPEND_FLAGS": "-O0 -G", "CPLUS_INCLUDE_PATH": "/nowhere",
-    "NVRTC_DISABLE_PCH": "1", "NVRTC_DISABLE_CONCURRENT_NVVM": "1", "LIBNVVM_DISABLE_CONCURRENT_API": "1",
-    "CUDA_CACHE_DISABLE": "1", "LLVM_OVERRIDE_PRODUCER": "someone",
+    "TVM_CUDA_NVCC_NO_FAST_MATH": "1",
+    "TVM_CUDA_PTXAS_REG_LEVEL": "0",
+    "TVM_CUDA_PTXAS_EXTRA_OPTS": "-O0",
+    "TVM_CUDA_NVRTC_EXTRA_OPTS": "--use_fast_math",
+    "TVM_CUDA_COMPILE_MODE": "nvcc",
+    "TVM_KERNEL_DEBUG": "1",
+    "NVCC_APPEND_FLAGS": "-use_fast_math",
+    "NVCC_PREPEND_FLAGS": "-O0 -G",
+    "CPLUS_INCLUDE_PATH": "/nowhere",
+    "NVRTC_DISABLE_PCH": "1",
+    "NVRTC_DISABLE_CONCURRENT_NVVM": "1",
+    "LIBNVVM_DISABLE_CONCURRENT_API": "1",
+    "CUDA_CACHE_DISABLE": "1",
+    "LLVM_OVERRIDE_PRODUCER": "someone",
 }
 
 
@@ -74,9 +83,7 @@ def test_precision_is_what_the_config_says(compiler: cuda.CudaCompiler) -> None:
     assert "add.ftz.f32" in fast
 
 
-def test_environment_does_not_change_the_bytes(
-    compiler: cuda.CudaCompiler, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_environment_does_not_change_the_bytes(compiler: cuda.CudaCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = cuda.compile_source(SOURCE, "sm_90", PRECISE)
     for name, value in STEERING.items():
         monkeypatch.setenv(name, value)
@@ -161,9 +168,7 @@ def test_driver_stub_loads_and_has_no_device(monkeypatch: pytest.MonkeyPatch, tm
     assert cuda.loader_env(tmp_path)["LD_LIBRARY_PATH"].split(os.pathsep)[0] == str(folder)
 
 
-def test_nothing_is_added_where_driver_and_run_time_are_found(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_nothing_is_added_where_driver_and_run_time_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(cuda, "_loads", lambda soname: True)
     assert cuda.loader_env(tmp_path) == {}
 

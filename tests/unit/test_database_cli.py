@@ -80,9 +80,12 @@ def test_what_a_record_says_is_not_markup(folder: Path) -> None:
 def test_diff(folder: Path) -> None:
     found = {row["key"]: (row["where"], row["B / A"]) for row in as_json("diff", "tuning_db", "b")}
     assert found == {
-        A[0].key: ("A faster", 2), A[1].key: ("B faster", 0.5), A[2].key: ("changed", 1),
-        A[4].key: ("only A", None), B[4].key: ("only B", None),
-    }  # fmt: skip
+        A[0].key: ("A faster", 2),
+        A[1].key: ("B faster", 0.5),
+        A[2].key: ("changed", 1),
+        A[4].key: ("only A", None),
+        B[4].key: ("only B", None),
+    }
 
 
 def test_merge_joins_and_reports_faults_after_the_work(folder: Path) -> None:
@@ -153,8 +156,12 @@ def test_explain(folder: Path) -> None:
 def test_verify_names_places_and_fails(folder: Path) -> None:
     assert tvmflow_db("verify", "--no-replay") == "tuning_db: 5 records, no faults\n"
     path = spoil(folder / "tuning_db").relative_to(folder)
-    done = subprocess.run([sys.executable, "-m", "tvmflow.cli", "db", "verify", "--json", "--no-replay"],
-                          capture_output=True, text=True, check=False)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "tvmflow.cli", "db", "verify", "--json", "--no-replay"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert done.returncode == 15
     (fault,) = json.loads(done.stdout)
     assert (fault["path"], fault["line"], fault["skipped"]) == (str(path), 5, True)

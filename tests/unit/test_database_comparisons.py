@@ -18,20 +18,30 @@ from tvmflow.errors import DatabaseError
 
 
 def comparison_of(
-    filters: int = 64, direct: float = 4e-4, two: float | None = 3e-4, four: float | None = 2e-4, day: int = 1,
-    mcpu: str = "x86-64-v4", features: tuple[str, ...] = V4,
-) -> Comparison:  # fmt: skip
+    filters: int = 64,
+    direct: float = 4e-4,
+    two: float | None = 3e-4,
+    four: float | None = 2e-4,
+    day: int = 1,
+    mcpu: str = "x86-64-v4",
+    features: tuple[str, ...] = V4,
+) -> Comparison:
     convolution = Convolution(batch=1, height=32, width=32, channels=64, filters=filters, padding=(1, 1, 1, 1))
     parts = KeyParts(
-        workload=convolution.workload, numerics={"fast_math": False, "tf32": False}, preparation=1,
+        workload=convolution.workload,
+        numerics={"fast_math": False, "tf32": False},
+        preparation=1,
         target={"kind": "llvm", "machine": "x86_64", "mcpu": mcpu, "features": features, "threads": 2},
-    )  # fmt: skip
+    )
     medians = {"direct": direct, "F(2x2)": two, "F(4x4)": four}
     return Comparison(
-        parts=parts, convolution=convolution, name=f"conv2d 1x32x32x64 -> {filters}", direct="default",
+        parts=parts,
+        convolution=convolution,
+        name=f"conv2d 1x32x32x64 -> {filters}",
+        direct="default",
         timings_s={method: (s * 1.2, s, s * 0.9) for method, s in medians.items() if s is not None},
         provenance=record_of().provenance.model_copy(update={"date": f"2025-02-{day:02}T12:00:00Z"}),
-    )  # fmt: skip
+    )
 
 
 def by_key(comparisons: Iterable[Comparison]) -> dict[str, Comparison]:
@@ -105,8 +115,11 @@ def test_the_newer_one_stays_whatever_the_order(tmp_path: Path) -> None:
 
 
 def test_git_merges_them_by_key(tmp_path: Path) -> None:
-    sides = {"base": [comparison_of(32)], "ours": [comparison_of(32, day=3), comparison_of(64)],
-             "theirs": [comparison_of(32, day=2), comparison_of(96)]}  # fmt: skip
+    sides = {
+        "base": [comparison_of(32)],
+        "ours": [comparison_of(32, day=3), comparison_of(64)],
+        "theirs": [comparison_of(32, day=2), comparison_of(96)],
+    }
     for name, entries in sides.items():
         (tmp_path / name).write_text("".join(f"{to_line(one)}\n" for one in entries))
     faults = merge_files(*(tmp_path / name for name in sides), f"db/x/{COMPARISONS.file_name}")
@@ -134,7 +147,8 @@ def test_a_damaged_line_is_named_and_costs_itself_alone(tmp_path: Path) -> None:
     assert len(store.read().faults) == 1, "kept when the file is written"
     tvmflow_db("prune", "--faulty", "--database", tmp_path / "db")
     assert tvmflow_db("verify", "--no-replay", "--database", tmp_path / "db").endswith(
-        "1 records, 2 comparisons, no faults\n")
+        "1 records, 2 comparisons, no faults\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,9 @@ def test_a_key_never_changes() -> None:
 @pytest.mark.parametrize("seed", ["0", "1"])
 def test_a_key_does_not_depend_on_the_hash_seed(seed: str) -> None:
     code = f"from tvmflow.database import KeyParts; print(KeyParts.model_validate({PARTS!r}).key)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
-                          env={"PYTHONHASHSEED": seed})  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": seed}
+    )
     assert done.stdout.strip() == KEY
 
 

@@ -37,9 +37,12 @@ def test_an_exact_match_wins(tmp_path: Path) -> None:
     ],
 )
 def test_portable_levels(
-    tuned: tuple[str, tuple[str, ...]], build: tuple[str, tuple[str, ...]], cpu: tuple[str, ...], serves: str | None,
+    tuned: tuple[str, tuple[str, ...]],
+    build: tuple[str, tuple[str, ...]],
+    cpu: tuple[str, ...],
+    serves: str | None,
     tmp_path: Path,
-) -> None:  # fmt: skip
+) -> None:
     record = record_of(parts=parts_of(mcpu=tuned[0], features=tuned[1]))
     found = lookup([record], record_of(parts=parts_of(mcpu=build[0], features=build[1])), cpu, tmp_path)
     if serves:
@@ -56,8 +59,15 @@ def test_the_highest_level_serves(tmp_path: Path) -> None:
     assert lookup(levels, native, NATIVE, tmp_path) == Match(levels[1], exact=False)
 
 
-@pytest.mark.parametrize("other", [parts_of(threads=4), parts_of(fast_math=True), parts_of(workload=9),
-                                   parts_of().model_copy(update={"preparation": 2})])  # fmt: skip
+@pytest.mark.parametrize(
+    "other",
+    [
+        parts_of(threads=4),
+        parts_of(fast_math=True),
+        parts_of(workload=9),
+        parts_of().model_copy(update={"preparation": 2}),
+    ],
+)
 def test_other_parts_never_match(other: object, tmp_path: Path) -> None:
     native = record_of(parts=parts_of(mcpu="znver5", features=NATIVE))
     assert isinstance(lookup([record_of(parts=other)], native, NATIVE, tmp_path), Miss)

@@ -92,16 +92,19 @@ class Repository:
         self.folder = folder
         self.store = Store(folder / "tuning_db")
         self.env = os.environ | {
-            "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull, "GIT_EDITOR": "true",
+            "GIT_CONFIG_GLOBAL": os.devnull,
+            "GIT_CONFIG_SYSTEM": os.devnull,
+            "GIT_EDITOR": "true",
             **{f"GIT_{who}_{what}": "a@b.c" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")},
-        }  # fmt: skip
+        }
         self.git("init", "-q", "-b", "main")
         install(self.store.path)
         self.commit([record_of(0, 5e-3), record_of(1, 5e-3), record_of(2, 5e-3)])
 
     def git(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(["git", *arguments], cwd=self.folder, env=self.env, check=check, capture_output=True,
-                              text=True)  # fmt: skip
+        return subprocess.run(
+            ["git", *arguments], cwd=self.folder, env=self.env, check=check, capture_output=True, text=True
+        )
 
     def commit(self, rows: list[Record]) -> None:
         self.store.add(rows)

@@ -25,11 +25,21 @@ def folder_of(tmp_path: Path, *lines: str) -> Path:
 
 
 def test_candidates_are_grouped_with_the_fastest_first(tmp_path: Path) -> None:
-    lines = [record(2, [1.0, 3.0, 2.0]), record(0, [5.0]), record(2, [1.0]), record(2, [0.5], {"kind": "cuda"}),
-             record(0, None), record(0, [1e10])]  # fmt: skip
+    lines = [
+        record(2, [1.0, 3.0, 2.0]),
+        record(0, [5.0]),
+        record(2, [1.0]),
+        record(2, [0.5], {"kind": "cuda"}),
+        record(0, None),
+        record(0, [1e10]),
+    ]
     reading = metaschedule.read(folder_of(tmp_path, *lines))
     assert [(one.line, one.workload, one.median_s) for one in reading.candidates] == [
-        (2, "AAA", 5.0), (4, "BBB", 0.5), (3, "BBB", 1.0), (1, "BBB", 2.0)]  # fmt: skip
+        (2, "AAA", 5.0),
+        (4, "BBB", 0.5),
+        (3, "BBB", 1.0),
+        (1, "BBB", 2.0),
+    ]
     assert reading.unmeasured == 2
     assert [(fault.path.name, fault.line) for fault in reading.faults] == [(WORKLOADS, 2)]
 
@@ -71,8 +81,11 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 
 
 def test_what_is_written_is_read_and_never_overwritten(tmp_path: Path) -> None:
-    entries = [("a", ["1", "AAA"], [[[], []], [1.0], TARGET, []]), ("b", ["2", "BBB"], [[[], []], [2.0], TARGET, []]),
-               ("a", ["1", "AAA"], [[[], []], [0.5], TARGET, []])]  # fmt: skip
+    entries = [
+        ("a", ["1", "AAA"], [[[], []], [1.0], TARGET, []]),
+        ("b", ["2", "BBB"], [[[], []], [2.0], TARGET, []]),
+        ("a", ["1", "AAA"], [[[], []], [0.5], TARGET, []]),
+    ]
     assert metaschedule.write(tmp_path / "new" / "out", entries) == 3
     reading = metaschedule.read(tmp_path / "new" / "out")
     assert [(one.workload, one.median_s) for one in reading.candidates] == [("AAA", 0.5), ("AAA", 1.0), ("BBB", 2.0)]
@@ -103,11 +116,28 @@ def test_a_kernel_is_plain() -> None:
 @pytest.mark.parametrize(
     "code",
     [
-        '__import__("os").system("x")', "T.builder.os.system(1)", "open(1)", "T.__class__", "a._x", "a.data.x",
-        "T.grid(8)(1)", "(lambda: 1)()", "[x for x in (1,)]", "f'{T}'", "T.axis.remap.x(1)", "eval('1')",
-        '"a\\"b"', "main.x", "T['x'].y", "(T.x or T.y).z", "import os", "T = a", "def T(): 0", "range = eval",
+        '__import__("os").system("x")',
+        "T.builder.os.system(1)",
+        "open(1)",
+        "T.__class__",
+        "a._x",
+        "a.data.x",
+        "T.grid(8)(1)",
+        "(lambda: 1)()",
+        "[x for x in (1,)]",
+        "f'{T}'",
+        "T.axis.remap.x(1)",
+        "eval('1')",
+        '"a\\"b"',
+        "main.x",
+        "T['x'].y",
+        "(T.x or T.y).z",
+        "import os",
+        "T = a",
+        "def T(): 0",
+        "range = eval",
     ],
-)  # fmt: skip
+)
 def test_what_could_run_code_is_refused(code: str) -> None:
     with pytest.raises(ValueError, match="the workload's script"):
         check_plain(KERNEL + f"    {code}\n")

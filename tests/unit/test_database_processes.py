@@ -24,19 +24,27 @@ from database_records import record_of
 from tvmflow.database import Store
 store = Store(Path(sys.argv[1]))
 """
-ADD_MANY = PYTHON + """
+ADD_MANY = (
+    PYTHON
+    + """
 first = int(sys.argv[2])
 print(flush=True)
 sys.stdin.readline()
 for start in range(first, first + 200, 10):
     store.add([record_of(i, 1e-3 + first * 1e-9) for i in range(start, start + 10)])
 """
-ADD_FOR_EVER = PYTHON + """
+)
+ADD_FOR_EVER = (
+    PYTHON
+    + """
 for i in range(10**6):
     store.add([record_of(i)])
     print(i, flush=True)
 """
-READ = PYTHON + """
+)
+READ = (
+    PYTHON
+    + """
 def peak_mib():
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
@@ -45,11 +53,13 @@ before = peak_mib()
 reading = Store(Path(sys.argv[2])).read()
 print(peak_mib() - before, len(reading.records), [fault.what for fault in reading.faults])
 """
+)
 
 
 def start(code: str, *arguments: object) -> subprocess.Popen[str]:
-    return subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], text=True,
-                            stdin=subprocess.PIPE, stdout=subprocess.PIPE)  # fmt: skip
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)], text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
 
 
 def test_two_writers_at_once_lose_nothing(tmp_path: Path) -> None:
@@ -123,6 +133,11 @@ def test_a_writer_that_was_stopped_is_not_waited_for_for_ever(tmp_path: Path, mo
 def test_lines_are_the_same_in_every_process(tmp_path: Path) -> None:
     code = PYTHON + "from tvmflow.database.record import to_line; print(to_line(record_of()))"
     for seed in ("1", "2"):
-        done = subprocess.run([sys.executable, "-c", code, tmp_path], capture_output=True, text=True, check=True,
-                              env=os.environ | {"PYTHONHASHSEED": seed})  # fmt: skip
+        done = subprocess.run(
+            [sys.executable, "-c", code, tmp_path],
+            capture_output=True,
+            text=True,
+            check=True,
+            env=os.environ | {"PYTHONHASHSEED": seed},
+        )
         assert done.stdout.rstrip() == to_line(record_of())

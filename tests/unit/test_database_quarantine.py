@@ -88,8 +88,18 @@ def test_a_faulty_line_costs_itself_alone(store: Store, bad: bytes, what: str) -
     assert store.quarantined(PARTS) == {ONE}
 
 
-@pytest.mark.parametrize("field", [{"count": 0}, {"count": True}, {"count": 1e30}, {"workload": "x"}, {"error": "\n"},
-                                   {"trace_sha256": None}, {"surprise": 1}])  # fmt: skip
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"count": 0},
+        {"count": True},
+        {"count": 1e30},
+        {"workload": "x"},
+        {"error": "\n"},
+        {"trace_sha256": None},
+        {"surprise": 1},
+    ],
+)
 def test_what_is_no_accusation_is_skipped(store: Store, field: dict[str, object]) -> None:
     store.accuse(PARTS, ONE, "crashed")
     path = file_of(store)
@@ -116,10 +126,14 @@ def test_a_file_stays_bounded(store: Store) -> None:
 
 accusations = st.lists(
     st.builds(
-        Accusation, workload=st.just(PARTS.workload), trace_sha256=st.sampled_from([ONE, TWO]),
-        error=st.sampled_from("ab"), count=st.integers(1, 3),
-    ), max_size=3,
-)  # fmt: skip
+        Accusation,
+        workload=st.just(PARTS.workload),
+        trace_sha256=st.sampled_from([ONE, TWO]),
+        error=st.sampled_from("ab"),
+        count=st.integers(1, 3),
+    ),
+    max_size=3,
+)
 
 
 @settings(max_examples=40, deadline=None)
@@ -135,8 +149,10 @@ def test_merging_knows_no_order(a: list[Accusation], b: list[Accusation], c: lis
 
 
 def test_a_merge_stays_bounded() -> None:
-    lines = [QUARANTINE.to_line(Accusation(workload=PARTS.workload, trace_sha256=fingerprint(i), error="", count=i + 1))
-             for i in range(LIMIT + 4)]  # fmt: skip
+    lines = [
+        QUARANTINE.to_line(Accusation(workload=PARTS.workload, trace_sha256=fingerprint(i), error="", count=i + 1))
+        for i in range(LIMIT + 4)
+    ]
     ours, theirs = ("\n".join(side).encode() for side in (lines[::2], lines[1::2]))
     kept = [QUARANTINE.parse(line).count for line in merge(b"", ours, theirs, QUARANTINE).text.splitlines()]
     assert sorted(kept) == list(range(5, LIMIT + 5))

@@ -53,14 +53,23 @@ def test_what_is_added_is_read(store: Store) -> None:
 
 
 def test_targets_and_numerics_have_folders_of_their_own(store: Store) -> None:
-    store.add([
-        record_of(parts=parts_of(mcpu="x86-64-v3", features=V3)), record_of(parts=parts_of(threads=4)),
-        record_of(parts=parts_of(fast_math=True)), record_of(parts=parts_of(features=V3)),
-        record_of(parts=parts_of(mcpu="../../etc/\u00e9")),
-    ])  # fmt: skip
+    store.add(
+        [
+            record_of(parts=parts_of(mcpu="x86-64-v3", features=V3)),
+            record_of(parts=parts_of(threads=4)),
+            record_of(parts=parts_of(fast_math=True)),
+            record_of(parts=parts_of(features=V3)),
+            record_of(parts=parts_of(mcpu="../../etc/\u00e9")),
+        ]
+    )
     names = sorted(path.parent.name[:-9] for path in store.path.rglob("records.jsonl"))
-    assert names == ["llvm-.._.._etc__-2t-precise", "llvm-x86-64-v3-2t-precise", "llvm-x86-64-v4-2t-fast_math",
-                     *["llvm-x86-64-v4-2t-precise"] * 2, "llvm-x86-64-v4-4t-precise"]  # fmt: skip
+    assert names == [
+        "llvm-.._.._etc__-2t-precise",
+        "llvm-x86-64-v3-2t-precise",
+        "llvm-x86-64-v4-2t-fast_math",
+        *["llvm-x86-64-v4-2t-precise"] * 2,
+        "llvm-x86-64-v4-4t-precise",
+    ]
     assert len(store.read().records) == 8
     assert store.read().faults == ()
 
@@ -122,7 +131,7 @@ def test_the_better_record_stays_whatever_the_order(store: Store, tmp_path: Path
         (inside("parts", target={"kind": "llvm"}), "parts.target: Value error, `mcpu` is missing"),
         (lambda line: " " * MAX_LINE_BYTES + line, "longer than 4 MiB"),
     ],
-)  # fmt: skip
+)
 def test_a_bad_line_costs_itself_alone(store: Store, damage: Callable[[str], str], what: str) -> None:
     path = file_of(store)
     lines = path.read_text().splitlines()

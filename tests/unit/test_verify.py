@@ -16,9 +16,11 @@ FLOATS = st.floats(width=32, allow_nan=True, allow_infinity=True)
 
 
 @given(
-    hnp.arrays(np.float32, 6, elements=FLOATS), hnp.arrays(np.float32, 6, elements=FLOATS),
-    st.sampled_from([0.0, 1e-3, 0.5]), st.sampled_from([0.0, 1e-6, 1.0]),
-)  # fmt: skip
+    hnp.arrays(np.float32, 6, elements=FLOATS),
+    hnp.arrays(np.float32, 6, elements=FLOATS),
+    st.sampled_from([0.0, 1e-3, 0.5]),
+    st.sampled_from([0.0, 1e-6, 1.0]),
+)
 def test_agrees_with_numpy(got: np.ndarray, want: np.ndarray, rtol: float, atol: float) -> None:
     with np.errstate(all="ignore"):
         expected = np.allclose(got.astype(np.float64), want.astype(np.float64), rtol, atol, equal_nan=True)
@@ -92,7 +94,9 @@ def spec(name: str, dtype: str, shape: tuple[int | str, ...], limits: tuple[floa
 def test_inputs_keep_to_ranges_and_shared_sizes() -> None:
     signature = Signature(
         inputs=(
-            spec("ids", "int64", ("b", "t"), (0, 9)), spec("mask", "bool", ("b", "t")), spec("x", "float32", (4, "t")),
+            spec("ids", "int64", ("b", "t"), (0, 9)),
+            spec("mask", "bool", ("b", "t")),
+            spec("x", "float32", (4, "t")),
         ),
         outputs=(),
     )

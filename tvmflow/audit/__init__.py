@@ -52,13 +52,22 @@ def examine(folder: Path, manifest: Manifest, seconds: Mapping[str, float] | Non
     taken = resources.resources(device, manifest)
     numbers = numerics.numerics(stated.numerics, manifest.evidence, code, device)
     found = [
-        *symbols.findings(external, built), *kernels.findings(uses), *layouts.findings(manifest.layout),
-        *numerics.findings(numbers, stated.numerics, device, on_gpu), *resources.findings(taken, manifest),
-    ]  # fmt: skip
+        *symbols.findings(external, built),
+        *kernels.findings(uses),
+        *layouts.findings(manifest.layout),
+        *numerics.findings(numbers, stated.numerics, device, on_gpu),
+        *resources.findings(taken, manifest),
+    ]
     return Audit(
-        name=manifest.name, target=manifest.target, external=external, kernels=uses, layout=manifest.layout,
-        resources=taken, numerics=numbers, findings=tuple(sorted(found, key=lambda f: f.level != "fault")),
-    )  # fmt: skip
+        name=manifest.name,
+        target=manifest.target,
+        external=external,
+        kernels=uses,
+        layout=manifest.layout,
+        resources=taken,
+        numerics=numbers,
+        findings=tuple(sorted(found, key=lambda f: f.level != "fault")),
+    )
 
 
 def summary(audit: Audit) -> AuditSummary:
@@ -77,8 +86,9 @@ def check_numerics(audit: Audit) -> None:
     breaches = [finding for finding in audit.faults if finding.check == "numerics"]
     if breaches:
         stated = config.stated(audit.numerics.contract)
-        raise NumericsError(f"the built code is not what [numerics] states ({stated}):{_lines(breaches)}",
-                            breaches[0].action)  # fmt: skip
+        raise NumericsError(
+            f"the built code is not what [numerics] states ({stated}):{_lines(breaches)}", breaches[0].action
+        )
 
 
 def check(audits: Mapping[str, Audit]) -> None:

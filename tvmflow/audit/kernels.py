@@ -30,8 +30,10 @@ def findings(uses: tuple[KernelUse, ...]) -> Iterator[Finding]:
         if kernel.origin == "unscheduled" and kernel.calls:
             computes = " + ".join(kernel.operators) or "an operator that is not recorded"
             yield Finding(
-                check="kernels", level="fault", place=kernel.name,
+                check="kernels",
+                level="fault",
+                place=kernel.name,
                 what=f"no schedule: {computes} runs on one thread, without vectors, in {kernel.calls} "
-                     f"place{'' if kernel.calls == 1 else 's'}",
+                f"place{'' if kernel.calls == 1 else 's'}",
                 action="`tvmflow tune` may find a schedule; or give the operator a kernel of your own in [kernels]",
-            )  # fmt: skip
+            )

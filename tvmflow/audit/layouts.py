@@ -14,7 +14,9 @@ def findings(layout: Layout) -> Iterator[Finding]:
         if reason:
             shape = "x".join(map(str, transform.shape))
             yield Finding(
-                check="layouts", level="fault" if transform.needless else "warning", place=transform.place,
+                check="layouts",
+                level="fault" if transform.needless else "warning",
+                place=transform.place,
                 what=f"needless, it writes {transform.size_bytes:,} bytes ({shape}): {reason}",
                 action="take both out of the model, or try another graph.layout",
-            )  # fmt: skip
+            )

@@ -64,12 +64,12 @@ def read(path: Path) -> Library:
                 path=path,
                 needed=tuple(_needed(elf)),
                 undefined=tuple(_undefined(elf)),
-                asked=None if names is None else tuple(sorted(
-                    {name.removeprefix(ASKED_FOR) for name in names if name.startswith(ASKED_FOR)}
-                )),
+                asked=None
+                if names is None
+                else tuple(sorted({name.removeprefix(ASKED_FOR) for name in names if name.startswith(ASKED_FOR)})),
                 defined=frozenset(_names(elf, ".dynsym", OWN_KERNEL)),
                 modules=tuple(_modules(elf)),
-            )  # fmt: skip
+            )
     except (ELFError, OSError, struct.error, AttributeError, IndexError) as exc:
         raise ArtifactError(f"{path}: not a shared library of TVM's: {exc}", "compile the model again") from None
 

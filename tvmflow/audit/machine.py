@@ -73,8 +73,10 @@ def _disassembled(library: Path, machine: str) -> str:
     tool = shutil.which(name)
     if tool is None:
         package = f"binutils-{machine.replace('_', '-')}-linux-gnu"
-        raise SetupError(f"reading machine code for {machine} needs {name}, which is not installed",
-                         f"it belongs to binutils, e.g. apt-get install {package}")  # fmt: skip
+        raise SetupError(
+            f"reading machine code for {machine} needs {name}, which is not installed",
+            f"it belongs to binutils, e.g. apt-get install {package}",
+        )
     command = [tool, "--disassemble", "--no-show-raw-insn", "--wide", str(library)]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 

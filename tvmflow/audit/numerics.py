@@ -73,25 +73,43 @@ def findings(
         for kernel, counts in audit.approximate.items():
             yield _fault(_name(kernel), f"approximate or flushing instructions: {_listed(counts)}", HINT)
         for kernel, counts in audit.float_control.items():
-            yield _fault(_name(kernel), "sets the CPU's float control register, which may flush denormals: "
-                         f"{_listed(counts)}", HINT)
+            yield _fault(
+                _name(kernel),
+                f"sets the CPU's float control register, which may flush denormals: {_listed(counts)}",
+                HINT,
+            )
     for code in codes:
         if code.uses_tf32 and not stated.tf32:
             yield _fault(code.name, f"multiplies in TF32: {', '.join(code.products)}", TF32_HINT)
         if code.fp16_sums and not stated.fp16_accumulate:
-            yield _fault(code.name, f"adds up products in float16: {', '.join(code.fp16_sums)}",
-                         "let the kernel accumulate in float32")  # fmt: skip
+            yield _fault(
+                code.name,
+                f"adds up products in float16: {', '.join(code.fp16_sums)}",
+                "let the kernel accumulate in float32",
+            )
     if on_gpu and not codes:
-        yield _fault("CUDA kernels", "no machine code could be read: the library holds source, PTX or a packed image, "
-                     "which the machine that loads it compiles by its own rules", "compile the model with tvmflow")
+        yield _fault(
+            "CUDA kernels",
+            "no machine code could be read: the library holds source, PTX or a packed image, "
+            "which the machine that loads it compiles by its own rules",
+            "compile the model with tvmflow",
+        )
     if stated.tf32 and codes and not audit.tf32_kernels:
-        yield Finding(check="numerics", level="warning", place="CUDA kernels",
-                      what="tf32 = true, but no kernel multiplies in TF32",
-                      action="the manifest's notes say which products stay in float32")  # fmt: skip
+        yield Finding(
+            check="numerics",
+            level="warning",
+            place="CUDA kernels",
+            what="tf32 = true, but no kernel multiplies in TF32",
+            action="the manifest's notes say which products stay in float32",
+        )
     if audit.llvm_flags is None:
-        yield Finding(check="numerics", level="warning", place="LLVM's IR",
-                      what="this library's build was not watched, so its fast-math flags are not known",
-                      action="compile the model with tvmflow")  # fmt: skip
+        yield Finding(
+            check="numerics",
+            level="warning",
+            place="LLVM's IR",
+            what="this library's build was not watched, so its fast-math flags are not known",
+            action="compile the model with tvmflow",
+        )
 
 
 def _read(evidence: Evidence | None, codes: Sequence[KernelCode]) -> Iterator[str]:

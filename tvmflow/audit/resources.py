@@ -13,10 +13,10 @@ from tvmflow.manifest import Finding, Manifest, Noun
 LOW = 0.5  # below this share of resident threads it is worth saying what takes the room
 COSTLY = {
     "shared memory": "double buffering or larger tiles cost occupancy: with half of the {shared_kib:.1f} KiB of shared "
-                     "memory {twice} blocks would fit instead of {blocks}",
+    "memory {twice} blocks would fit instead of {blocks}",
     "registers": "fusion or large register tiles cost occupancy: with half of the {registers} registers {twice} blocks "
-                 "would fit instead of {blocks}",
-}  # fmt: skip
+    "would fit instead of {blocks}",
+}
 
 
 class Resources(Noun):
@@ -51,8 +51,11 @@ def findings(found: Sequence[Resources], manifest: Manifest) -> Iterator[Finding
     limits = occupancy.limits_of(manifest.target.arch or "")
     for kernel in found:
         if kernel.local_stores:
-            yield _warning(kernel, f"{kernel.local_stores} stores to local memory and {kernel.local_loads} loads: "
-                           f"its {kernel.registers} registers did not suffice, or it indexes an array of its own")
+            yield _warning(
+                kernel,
+                f"{kernel.local_stores} stores to local memory and {kernel.local_loads} loads: "
+                f"its {kernel.registers} registers did not suffice, or it indexes an array of its own",
+            )
         if limits is not None and (text := _costly(kernel, limits)):
             yield _warning(kernel, f"{kernel.occupancy:.0%} occupancy on {manifest.target.arch}: {text}")
 
@@ -66,10 +69,16 @@ def _of(code: KernelCode, manifest: Manifest, limits: Limits | None) -> Resource
         static -= limits.reserved_bytes
     loads, stores = code.local_accesses
     plain = Resources(
-        kernel=code.name, registers=code.registers, static_shared_bytes=static,
-        dynamic_shared_bytes=dynamic, stack_bytes=code.stack_bytes, local_bytes=code.local_bytes,
-        local_loads=loads, local_stores=stores, threads=threads,
-    )  # fmt: skip
+        kernel=code.name,
+        registers=code.registers,
+        static_shared_bytes=static,
+        dynamic_shared_bytes=dynamic,
+        stack_bytes=code.stack_bytes,
+        local_bytes=code.local_bytes,
+        local_loads=loads,
+        local_stores=stores,
+        threads=threads,
+    )
     use = _use(plain)
     if use is None or limits is None:
         return plain
@@ -88,8 +97,10 @@ def _costly(kernel: Resources, limits: Limits) -> str:
     use = _use(kernel)
     if use is None or kernel.occupancy is None or kernel.occupancy >= LOW or kernel.limiter not in COSTLY:
         return ""
-    half = {"shared memory": replace(use, shared_bytes=use.shared_bytes // 2),
-            "registers": replace(use, registers=use.registers // 2)}[kernel.limiter]  # fmt: skip
+    half = {
+        "shared memory": replace(use, shared_bytes=use.shared_bytes // 2),
+        "registers": replace(use, registers=use.registers // 2),
+    }[kernel.limiter]
     twice = occupancy.occupancy(half, limits).blocks
     if twice < 2 * (kernel.blocks or 0):
         return ""
@@ -99,5 +110,10 @@ def _costly(kernel: Resources, limits: Limits) -> str:
 
 
 def _warning(kernel: Resources, what: str) -> Finding:
-    return Finding(check="resources", level="warning", place=kernel.kernel, what=what,
-                   action="tune the kernel: a measured schedule settles whether it pays")  # fmt: skip
+    return Finding(
+        check="resources",
+        level="warning",
+        place=kernel.kernel,
+        what=what,
+        action="tune the kernel: a measured schedule settles whether it pays",
+    )

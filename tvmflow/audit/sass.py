@@ -95,9 +95,15 @@ def parse(listing: str, usage: str) -> Iterator[KernelCode]:
     for name, counts in _instructions(listing).items():
         has = resources.get(name, {})
         yield KernelCode(
-            name, dict(counts), has.get("REG", 0), has.get("STACK", 0), has.get("SHARED", 0), has.get("LOCAL", 0),
-            bounds.get(name), tuple(sorted(instruction for instruction in counts if _PRODUCT.fullmatch(instruction))),
-        )  # fmt: skip
+            name,
+            dict(counts),
+            has.get("REG", 0),
+            has.get("STACK", 0),
+            has.get("SHARED", 0),
+            has.get("LOCAL", 0),
+            bounds.get(name),
+            tuple(sorted(instruction for instruction in counts if _PRODUCT.fullmatch(instruction))),
+        )
 
 
 def _instructions(listing: str) -> dict[str, Counter[str]]:

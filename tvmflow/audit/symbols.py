@@ -59,8 +59,9 @@ def externals(sources: Sources, allow: Mapping[str, str]) -> tuple[External, ...
         reason = next((reason for pattern, reason in allow.items() if fnmatchcase(name, pattern)), None)
         within = [_kernel_place(caller, operators) for caller in sources.callers.get(name, ())]
         everywhere = tuple(dict.fromkeys([*places.get(name, []), *within]))
-        found.append(External(name=name, kind=kind, reason=reason, places=everywhere,
-                              operators=operators.get(name, ())))  # fmt: skip
+        found.append(
+            External(name=name, kind=kind, reason=reason, places=everywhere, operators=operators.get(name, ()))
+        )
     return tuple({external.name: external for external in reversed(found)}.values())[::-1]
 
 
@@ -71,17 +72,29 @@ def findings(found: Sequence[External], library: Library) -> Iterator[Finding]:
             where = "; ".join(external.places[:3]) or "not called from the virtual machine's code"
             more = f" and {len(external.places) - 3} more places" if len(external.places) > 3 else ""
             computes = f"; computes {' + '.join(external.operators)}" if external.operators else ""
-            yield Finding(check="external calls", level="fault", place=external.name,
-                          what=f"{external.kind}{computes}; called from: {where}{more}", action=ALLOW_HINT
-                          )  # fmt: skip
+            yield Finding(
+                check="external calls",
+                level="fault",
+                place=external.name,
+                what=f"{external.kind}{computes}; called from: {where}{more}",
+                action=ALLOW_HINT,
+            )
     for kind in library.foreign_modules:
-        yield Finding(check="external calls", level="fault", place=f"module {kind}",
-                      what=f"the library holds a module of another code generator, `{kind}`", action=ALLOW_HINT
-                      )  # fmt: skip
+        yield Finding(
+            check="external calls",
+            level="fault",
+            place=f"module {kind}",
+            what=f"the library holds a module of another code generator, `{kind}`",
+            action=ALLOW_HINT,
+        )
     if library.asked is None:
-        yield Finding(check="external calls", level="warning", place=library.path.name,
-                      what="its symbol table was stripped, so the functions that kernels ask TVM's run time for "
-                           "cannot be listed", action="audit it before it is stripped")  # fmt: skip
+        yield Finding(
+            check="external calls",
+            level="warning",
+            place=library.path.name,
+            what="its symbol table was stripped, so the functions that kernels ask TVM's run time for cannot be listed",
+            action="audit it before it is stripped",
+        )
 
 
 def _names(sources: Sources) -> Iterator[tuple[str, str]]:

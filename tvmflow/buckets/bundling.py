@@ -45,23 +45,37 @@ def build(cfg: Config, folder: Path, build_one: Build, on_event: OnEvent) -> Bun
     files = [CONSTANTS, *(f"{name}/{file}" for name in configs for file in (LIBRARY, MANIFEST))]
     buckets = tuple(
         Bucket(
-            dims=sizes, folder=name, library_bytes=manifest.files[LIBRARY].size_bytes,
-            weight_bytes=sum(map(_size, manifest.constants)), planned_bytes=manifest.planned_bytes or 0,
-            kernels=Counter(kernel.origin for kernel in manifest.kernels), transposes=len(manifest.layout.transforms),
+            dims=sizes,
+            folder=name,
+            library_bytes=manifest.files[LIBRARY].size_bytes,
+            weight_bytes=sum(map(_size, manifest.constants)),
+            planned_bytes=manifest.planned_bytes or 0,
+            kernels=Counter(kernel.origin for kernel in manifest.kernels),
+            transposes=len(manifest.layout.transforms),
         )
         for sizes, (name, manifest) in zip(cfg.shapes.bucket_sizes(), joined.items(), strict=True)
-    )  # fmt: skip
+    )
     bundle = Bundle(
-        format_version=artifact.FORMAT_VERSION, name=config.name(cfg), signature=signature,
-        config=config.to_json(_resolved(cfg, first)), source=first.source, source_data=first.source_data,
-        target=first.target, versions=first.versions,
+        format_version=artifact.FORMAT_VERSION,
+        name=config.name(cfg),
+        signature=signature,
+        config=config.to_json(_resolved(cfg, first)),
+        source=first.source,
+        source_data=first.source_data,
+        target=first.target,
+        versions=first.versions,
         files={name: artifact.file_entry(folder / name) for name in files},
         stages=(Stage(name="build the buckets", seconds=time.monotonic() - started),),
-        peak_rss_bytes=max(manifest.peak_rss_bytes for manifest in manifests), notes=tuple(_notes(joined)),
-        verdict=None, buckets=buckets, pad={name: float(value) for name, value in cfg.shapes.pad.items()},
-        padding={dim: Padding(kind="unproven", allowed=dim in cfg.shapes.allow_padding, reason=UNSEEN, runs=0)
-                 for dim in buckets[0].dims},
-    )  # fmt: skip
+        peak_rss_bytes=max(manifest.peak_rss_bytes for manifest in manifests),
+        notes=tuple(_notes(joined)),
+        verdict=None,
+        buckets=buckets,
+        pad={name: float(value) for name, value in cfg.shapes.pad.items()},
+        padding={
+            dim: Padding(kind="unproven", allowed=dim in cfg.shapes.allow_padding, reason=UNSEEN, runs=0)
+            for dim in buckets[0].dims
+        },
+    )
     artifact.write_manifest(folder, bundle)
     return bundle
 
@@ -71,8 +85,10 @@ def timed(folder: Path, bundle: Bundle, manifests: Sequence[Manifest], seconds: 
     for bucket, manifest in zip(bundle.buckets, manifests, strict=True):
         artifact.write_manifest(folder / bucket.folder, manifest)
     files = {name: artifact.file_entry(folder / name) for name in bundle.files}
-    buckets = tuple(bucket.model_copy(update={"kernel_seconds": taken})
-                    for bucket, taken in zip(bundle.buckets, seconds, strict=True))  # fmt: skip
+    buckets = tuple(
+        bucket.model_copy(update={"kernel_seconds": taken})
+        for bucket, taken in zip(bundle.buckets, seconds, strict=True)
+    )
     return bundle.model_copy(update={"files": files, "buckets": buckets})
 
 
@@ -80,11 +96,13 @@ def _signature(cfg: Config) -> Signature:
     """Inputs and outputs with the dimensions left open; raises UnsupportedError where the model cannot be read so."""
     open_ = config.symbolic(cfg)
     try:
-        (signature, _), _ = process.call("tvmflow.children.building:inspect", open_, what="importing the model",
-                                         torch=frontend.needs_torch(cfg))  # fmt: skip
+        (signature, _), _ = process.call(
+            "tvmflow.children.building:inspect", open_, what="importing the model", torch=frontend.needs_torch(cfg)
+        )
     except ModelError as exc:
-        raise type(exc)(f"with its dimensions left open, as buckets need it, {exc.message}", exc.hint, exc.details
-                        ) from None  # fmt: skip
+        raise type(exc)(
+            f"with its dimensions left open, as buckets need it, {exc.message}", exc.hint, exc.details
+        ) from None
     found: Signature = signature
     return found
 
@@ -99,15 +117,18 @@ def _check(cfg: Config, signature: Signature) -> None:
         if spec.name in cfg.shapes.pad and spec.dtype != "bfloat16":
             _check_pad(spec, cfg.shapes.pad[spec.name])
     if left := [dim for dim in dims if dim not in given]:
-        raise ConfigError(f"shapes.buckets: the model's dimension `{left[0]}` has neither buckets nor a size",
-                          f"add it to the buckets, or fix it with --dim {left[0]}=SIZE")  # fmt: skip
+        raise ConfigError(
+            f"shapes.buckets: the model's dimension `{left[0]}` has neither buckets nor a size",
+            f"add it to the buckets, or fix it with --dim {left[0]}=SIZE",
+        )
     for spec in signature.outputs:
         for axis, size in enumerate(spec.shape):
             if not _follows(size, given):
                 raise UnsupportedError(
                     f"output `{spec.name}`: its size along axis {axis} does not follow from {', '.join(given)} before "
-                    f"the model runs ({size})", "compile one library per size, with --dim",
-                )  # fmt: skip
+                    f"the model runs ({size})",
+                    "compile one library per size, with --dim",
+                )
 
 
 def _check_names(key: str, names: Sequence[str], known: Sequence[str], kind: str) -> None:
@@ -115,8 +136,10 @@ def _check_names(key: str, names: Sequence[str], known: Sequence[str], kind: str
         if name not in known:
             meant = did_you_mean(name, known)
             known_names = f", {meant}" if meant else f"; it has: {', '.join(known) or 'none'}"
-            raise ConfigError(f"{key}: the model has no open {kind} `{name}`{known_names}",
-                              "[model.inputs] names dimensions, `tvmflow inspect` lists them")  # fmt: skip
+            raise ConfigError(
+                f"{key}: the model has no open {kind} `{name}`{known_names}",
+                "[model.inputs] names dimensions, `tvmflow inspect` lists them",
+            )
 
 
 def _check_pad(spec: TensorSpec, value: float) -> None:
@@ -124,8 +147,10 @@ def _check_pad(spec: TensorSpec, value: float) -> None:
     limits = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype) if dtype.kind in "iu" else None
     low, high = spec.range or ((float(limits.min), float(limits.max)) if limits else (0.0, 1.0))
     if not low <= value <= high or (dtype.kind != "f" and value != int(value)):
-        raise ConfigError(f"shapes.pad: `{spec.name}` = {value:g}, but it is {spec.dtype} from {low:g} to {high:g}",
-                          "give a value that the input may hold")  # fmt: skip
+        raise ConfigError(
+            f"shapes.pad: `{spec.name}` = {value:g}, but it is {spec.dtype} from {low:g} to {high:g}",
+            "give a value that the input may hold",
+        )
 
 
 def _follows(size: int | str, dims: Sequence[str]) -> bool:
@@ -179,16 +204,21 @@ def _joined_weights(folder: Path, manifests: Mapping[str, Manifest]) -> dict[str
     weights = f"../{CONSTANTS}"
     shared = artifact.file_entry(folder / CONSTANTS)
     return {
-        name: manifest.model_copy(update={
-            "name": f"{manifest.name} {name}", "weights": weights, "constants": entries[name],
-            "files": {LIBRARY: manifest.files[LIBRARY], weights: shared},
-        })
+        name: manifest.model_copy(
+            update={
+                "name": f"{manifest.name} {name}",
+                "weights": weights,
+                "constants": entries[name],
+                "files": {LIBRARY: manifest.files[LIBRARY], weights: shared},
+            }
+        )
         for name, manifest in manifests.items()
-    }  # fmt: skip
+    }
 
 
-def _joined(stream: BinaryIO, content: np.ndarray, entry: Constant,
-            known: dict[tuple[str, tuple[int, ...], bytes], Constant]) -> Constant:  # fmt: skip
+def _joined(
+    stream: BinaryIO, content: np.ndarray, entry: Constant, known: dict[tuple[str, tuple[int, ...], bytes], Constant]
+) -> Constant:
     """Where a weight stands in the joined file, to which it is written unless it is there."""
     data = content[entry.offset : entry.offset + _size(entry)].tobytes()
     key = (entry.dtype, entry.shape, hashlib.sha256(data).digest())

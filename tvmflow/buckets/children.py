@@ -39,9 +39,12 @@ def observe(cfg: Config, folder: Path, fallback: tuple[int, int]) -> Observed:
     elsewhere = [
         (Feeds(inputs, bucket.dims, "the same rows"), session.run_in(index, inputs))
         for index, bucket in enumerate(bundle.buckets)
-        if index and all(size == smallest[dim] or (size > smallest[dim] and chooser.may_pad(dim))
-                         for dim, size in bucket.dims.items())
-    ]  # fmt: skip
+        if index
+        and all(
+            size == smallest[dim] or (size > smallest[dim] and chooser.may_pad(dim))
+            for dim, size in bucket.dims.items()
+        )
+    ]
     return Observed(padding, session.run_in(0, inputs), elsewhere)
 
 
@@ -117,8 +120,9 @@ def _judged(bundle: Bundle, dim: str, stated: list[str], faults: Mapping[bool, s
 class _Trial:
     """One bucket filled with rows, of which only the first are real in one dimension."""
 
-    def __init__(self, session: BucketSession, section: VerifySection, index: int, dim: str, real: int,
-                 fallback: tuple[int, int]) -> None:  # fmt: skip
+    def __init__(
+        self, session: BucketSession, section: VerifySection, index: int, dim: str, real: int, fallback: tuple[int, int]
+    ) -> None:
         bundle = session.manifest
         self._session, self._section, self._dim = session.sessions[index], section, dim
         self._signature, self._pad = bundle.signature, bundle.pad

@@ -39,16 +39,20 @@ def exact(cfg: Config, folder: Path, bundle: Bundle, on_event: proof.OnEvent) ->
     on_event("running the reference")
     ranges, seeds = verify.open_ranges(bundle.signature, cfg.verify), cfg.verify.seeds
     rows = [
-        [verify.drawn(bundle.signature, cfg.verify, bucket.dims, seed, fallback)
-         for bucket in bundle.buckets for seed in seeds]
+        [
+            verify.drawn(bundle.signature, cfg.verify, bucket.dims, seed, fallback)
+            for bucket in bundle.buckets
+            for seed in seeds
+        ]
         for fallback in ranges
-    ]  # fmt: skip
+    ]
     truth = proof.first_accepted(cfg, rows)
     on_event("running the buckets")
     got = proof.run(folder, bundle, [f.inputs for f in truth.feeds], None, VerifyError)
     signature, narrowest = bundle.signature, _narrowest(folder, bundle)
-    runs = [proof.compared(cfg, signature, narrowest, f, g, w)
-            for f, g, w in zip(truth.feeds, got, truth.want, strict=True)]  # fmt: skip
+    runs = [
+        proof.compared(cfg, signature, narrowest, f, g, w) for f, g, w in zip(truth.feeds, got, truth.want, strict=True)
+    ]
     fallback = next(limits for limits, row in zip(ranges, rows, strict=True) if row is truth.feeds)
     return Exact(tuple(runs), tuple(truth.feeds[:: len(seeds)]), truth.name, fallback)
 
@@ -56,15 +60,23 @@ def exact(cfg: Config, folder: Path, bundle: Bundle, on_event: proof.OnEvent) ->
 def observed(cfg: Config, folder: Path, bundle: Bundle, fallback: tuple[int, int], on_event: proof.OnEvent) -> Bundle:
     """The bundle with what padding does within each bucket, and how far the same rows agree between buckets."""
     on_event("padding the buckets")
-    seen, _ = process.call("tvmflow.buckets.children:observe", cfg, folder, fallback, what="padding the buckets",
-                           error=VerifyError, env=proof.RUN_ENV)  # fmt: skip
+    seen, _ = process.call(
+        "tvmflow.buckets.children:observe",
+        cfg,
+        folder,
+        fallback,
+        what="padding the buckets",
+        error=VerifyError,
+        env=proof.RUN_ENV,
+    )
     found: Observed = seen
     padding = _confirmed(cfg, folder, bundle.model_copy(update={"padding": found.padding}), fallback)
     smallest, narrowest = bundle.buckets[0].dims, _narrowest(folder, bundle)
     runs = [
-        proof.compared(cfg, bundle.signature, narrowest, feeds, got, found.smallest) for feeds, got in found.elsewhere
+        proof.compared(cfg, bundle.signature, narrowest, feeds, got, found.smallest)
+        for feeds, got in found.elsewhere
         if not any(padding[dim].kind == "mixes" and size != smallest[dim] for dim, size in feeds.dims.items())
-    ]  # fmt: skip
+    ]
     agreement = _verdict(runs, f"the bucket {shown(smallest)}") if runs else None
     return bundle.model_copy(update={"padding": padding, "agreement": agreement})
 
@@ -84,17 +96,25 @@ def _confirmed(cfg: Config, folder: Path, bundle: Bundle, fallback: tuple[int, i
     largest = bundle.buckets[-1].dims
     candidates = [
         (dim, Feeds(drawn_for_padding(bundle, cfg.verify, sizes, 0, fallback), sizes, "fewer"))
-        for dim, one in bundle.padding.items() if one.kind == "masked"
+        for dim, one in bundle.padding.items()
+        if one.kind == "masked"
         # Half as many; models that only take multiples of a number take what other buckets hold.
         for size in sorted({largest[dim] // 2, *(bucket.dims[dim] for bucket in bundle.buckets)})
-        for sizes in [{**largest, dim: size}] if 0 < size < largest[dim] and leaves_outputs(bundle.signature, sizes)
-    ]  # fmt: skip
+        for sizes in [{**largest, dim: size}]
+        if 0 < size < largest[dim] and leaves_outputs(bundle.signature, sizes)
+    ]
     truth = proof.each_accepted(cfg, [feeds for _, feeds in candidates])
     chosen = [(dim, feeds, want) for (dim, feeds), want in zip(candidates, truth, strict=True) if want is not None]
     if not chosen:
         return bundle.padding
-    got, _ = process.call("tvmflow.buckets.children:run_in_last", folder, [feeds.inputs for _, feeds, _ in chosen],
-                          what="padding the buckets", error=VerifyError, env=proof.RUN_ENV)  # fmt: skip
+    got, _ = process.call(
+        "tvmflow.buckets.children:run_in_last",
+        folder,
+        [feeds.inputs for _, feeds, _ in chosen],
+        what="padding the buckets",
+        error=VerifyError,
+        env=proof.RUN_ENV,
+    )
     padding, narrowest = dict(bundle.padding), _narrowest(folder, bundle)
     for (dim, feeds, want), outputs in zip(chosen, got, strict=True):
         run = proof.compared(cfg, bundle.signature, narrowest, feeds, outputs, want)
@@ -104,8 +124,9 @@ def _confirmed(cfg: Config, folder: Path, bundle: Bundle, fallback: tuple[int, i
     return padding
 
 
-def requests(cfg: Config, folder: Path, bundle: Bundle, fallback: tuple[int, int]
-             ) -> tuple[list[RunVerdict], list[dict[str, int]]]:  # fmt: skip
+def requests(
+    cfg: Config, folder: Path, bundle: Bundle, fallback: tuple[int, int]
+) -> tuple[list[RunVerdict], list[dict[str, int]]]:
     """Runs requests of random sizes as a user would, and those under [verify] inputs, and compares with the reference.
 
     Where a dimension is padded although that changes values, the reference gets the padded inputs. Returns the sizes
@@ -118,8 +139,10 @@ def requests(cfg: Config, folder: Path, bundle: Bundle, fallback: tuple[int, int
     chosen = [(feeds, want) for feeds, want in zip([*random, *given], truth, strict=True) if want is not None]
     sizes, narrowest = output_sizes(bundle.signature), _narrowest(folder, bundle)
     got = proof.run(folder, bundle, [feeds.inputs for feeds, _ in chosen], None, VerifyError) if chosen else []
-    runs = [proof.compared(cfg, bundle.signature, narrowest, feeds, g, cut(want, sizes, feeds.dims))
-            for (feeds, want), g in zip(chosen, got, strict=True)]  # fmt: skip
+    runs = [
+        proof.compared(cfg, bundle.signature, narrowest, feeds, g, cut(want, sizes, feeds.dims))
+        for (feeds, want), g in zip(chosen, got, strict=True)
+    ]
     return runs, [feeds.dims for feeds, want in zip(random, truth, strict=False) if want is None]
 
 
@@ -136,13 +159,21 @@ def _random(cfg: Config, bundle: Bundle, fallback: tuple[int, int]) -> Iterator[
     """Requests that some buckets serve: nothing but ones, the largest, one more than that, and random sizes."""
     rng = np.random.default_rng(0)
     held = {dim: sorted({bucket.dims[dim] for bucket in bundle.buckets}) for dim in bundle.buckets[0].dims}
-    rows = [dict.fromkeys(held, 1), {dim: sizes[-1] for dim, sizes in held.items()},
-            {dim: sizes[-1] + 1 for dim, sizes in held.items()}]  # fmt: skip
+    rows = [
+        dict.fromkeys(held, 1),
+        {dim: sizes[-1] for dim, sizes in held.items()},
+        {dim: sizes[-1] + 1 for dim, sizes in held.items()},
+    ]
     for dim in held:  # each alone above the largest
         rows.append({d: s[-1] + (d == dim) for d, s in held.items()})
     rows += [{dim: int(rng.integers(1, sizes[-1] + 2)) for dim, sizes in held.items()} for _ in range(RANDOM_SIZES)]
-    rows += [{dim: int(rng.choice(sizes)) if not _may_pad(bundle, dim) else int(rng.integers(1, sizes[-1] + 1))
-              for dim, sizes in held.items()} for _ in range(RANDOM_SIZES)]  # fmt: skip
+    rows += [
+        {
+            dim: int(rng.choice(sizes)) if not _may_pad(bundle, dim) else int(rng.integers(1, sizes[-1] + 1))
+            for dim, sizes in held.items()
+        }
+        for _ in range(RANDOM_SIZES)
+    ]
     exact = [bucket.dims for bucket in bundle.buckets]
     unique = {tuple(row.values()): row for row in rows if row not in exact}.values()
     served = [row for row in unique if _is_served(bundle, row)]
@@ -155,8 +186,12 @@ def _given(cfg: Config, bundle: Bundle) -> Iterator[Feeds]:
     if cfg.verify.inputs is not None:
         arrays = npz.read(cfg.verify.inputs)
         inputs.check(bundle.signature, arrays)
-        sizes = {size: arrays[spec.name].shape[axis] for spec in bundle.signature.inputs
-                 for axis, size in enumerate(spec.shape) if isinstance(size, str)}  # fmt: skip
+        sizes = {
+            size: arrays[spec.name].shape[axis]
+            for spec in bundle.signature.inputs
+            for axis, size in enumerate(spec.shape)
+            if isinstance(size, str)
+        }
         yield Feeds(arrays, sizes, cfg.verify.inputs.name)
 
 
@@ -179,8 +214,10 @@ def _of_reference(bundle: Bundle, feeds: Feeds) -> Feeds:
     (piece,) = _chooser(bundle).pieces(feeds.dims)
     held = bundle.buckets[piece.bucket].dims
     sizes = {dim: held[dim] if dim in mixing else size for dim, size in feeds.dims.items()}
-    padded = {spec.name: padded_to(spec, feeds.inputs[spec.name], sizes, bundle.pad.get(spec.name, 0))
-              for spec in bundle.signature.inputs}  # fmt: skip
+    padded = {
+        spec.name: padded_to(spec, feeds.inputs[spec.name], sizes, bundle.pad.get(spec.name, 0))
+        for spec in bundle.signature.inputs
+    }
     return Feeds(padded, sizes, feeds.origin)
 
 

@@ -85,8 +85,10 @@ def _size(data: bytes) -> int:
     elf = ELFFile(io.BytesIO(data))
     header = elf.header
     sections = [s["sh_offset"] + s["sh_size"] for s in elf.iter_sections() if s["sh_type"] != "SHT_NOBITS"]
-    return int(max(
-        header["e_shoff"] + header["e_shnum"] * header["e_shentsize"],
-        header["e_phoff"] + header["e_phnum"] * header["e_phentsize"],
-        *sections,
-    ))
+    return int(
+        max(
+            header["e_shoff"] + header["e_shnum"] * header["e_shentsize"],
+            header["e_phoff"] + header["e_phnum"] * header["e_phentsize"],
+            *sections,
+        )
+    )

@@ -140,8 +140,10 @@ def compile_step(arch: str, numerics: NumericsSection, keep: Path | None = None)
     check_arch(arch)
     importlib.import_module("tvm.support.nvcc")  # registers TVM's own step, which is put back afterwards
     if tvm_ffi.get_global_func("ffi.Module.create.cuda", allow_missing=True) is None:
-        raise SetupError("TVM's CUDA run time is not loaded, so it would put source into the library",
-                         "start the process with the variables of `loader_env`")
+        raise SetupError(
+            "TVM's CUDA run time is not loaded, so it would put source into the library",
+            "start the process with the variables of `loader_env`",
+        )
     failures: list[TvmflowError] = []
 
     def compile_kernels(source: str) -> bytes:
@@ -174,8 +176,9 @@ def check_arch(arch: str) -> None:
     known = supported_archs()
     if arch not in known:
         found = compiler()
-        raise TargetError(f"target.arch: {found.kind} {found.version} does not know {arch}",
-                          f"it knows {', '.join(known)}")
+        raise TargetError(
+            f"target.arch: {found.kind} {found.version} does not know {arch}", f"it knows {', '.join(known)}"
+        )
 
 
 def compile_source(source: str, arch: str, numerics: NumericsSection) -> nvrtc.Compiled:
@@ -210,8 +213,9 @@ def _compile_with_nvcc(nvcc: str, source: str, options: list[str]) -> nvrtc.Comp
 def _nvcc(nvcc: str, *arguments: str, cwd: Path) -> str:
     """Runs nvcc with none of the variables that it or its host compiler would take options from."""
     env = {"PATH": os.environ.get("PATH", os.defpath), "TMPDIR": str(cwd)}
-    done = subprocess.run([nvcc, *arguments], cwd=cwd, env=env, text=True, check=False,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    done = subprocess.run(
+        [nvcc, *arguments], cwd=cwd, env=env, text=True, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
     if done.returncode:
         raise CompileError("nvcc rejects the source", details=done.stdout)
     return done.stdout
@@ -220,8 +224,11 @@ def _nvcc(nvcc: str, *arguments: str, cwd: Path) -> str:
 def _roots() -> tuple[Path, ...]:
     """Folders laid out like a CUDA toolkit: NVIDIA's Python packages first, then toolkits."""
     packages = importlib.util.find_spec("nvidia")
-    wheels = [root for place in (packages and packages.submodule_search_locations) or ()
-              for root in sorted(Path(place).glob("cu[0-9]*"), reverse=True)]
+    wheels = [
+        root
+        for place in (packages and packages.submodule_search_locations) or ()
+        for root in sorted(Path(place).glob("cu[0-9]*"), reverse=True)
+    ]
     stated = [Path(root) for root in map(os.environ.get, ("CUDA_HOME", "CUDA_PATH")) if root]
     nvcc = shutil.which("nvcc")
     on_path = [Path(nvcc).resolve().parent.parent] if nvcc else []
@@ -287,11 +294,18 @@ def _driver_stub(runtime: Path, cache_dir: Path) -> Path:
         return folder
     cc = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if cc is None:
-        raise SetupError("no CUDA driver on this machine, and no C compiler to build a stub of it",
-                         "install a C compiler (apt install gcc), or the NVIDIA driver")
+        raise SetupError(
+            "no CUDA driver on this machine, and no C compiler to build a stub of it",
+            "install a C compiler (apt install gcc), or the NVIDIA driver",
+        )
     folder.mkdir(parents=True, exist_ok=True)
     partial = folder / f"{os.getpid()}.so"
-    subprocess.run([cc, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-x", "c", "-", "-o", str(partial)],
-                   input=source, text=True, check=True, capture_output=True)
+    subprocess.run(
+        [cc, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-x", "c", "-", "-o", str(partial)],
+        input=source,
+        text=True,
+        check=True,
+        capture_output=True,
+    )
     os.replace(partial, folder / "libcuda.so.1")
     return folder

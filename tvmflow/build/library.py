@@ -90,11 +90,17 @@ def contents(scheduled: tvm.IRModule, lowered: tvm.IRModule) -> Contents:
         if isinstance(function, PrimFunc):
             origin, rule = _origin(function)
             gflops = function.attrs.get(GFLOPS_ATTR)
-            kernels.append(Kernel(
-                name=var.name_hint, origin=origin, rule=rule, calls=counts.pop(var.name_hint, 0),
-                key=function.attrs.get(KEY_ATTR), gflops=None if gflops is None else float(gflops),
-                operators=operators(var.name_hint, function),
-            ))  # fmt: skip
+            kernels.append(
+                Kernel(
+                    name=var.name_hint,
+                    origin=origin,
+                    rule=rule,
+                    calls=counts.pop(var.name_hint, 0),
+                    key=function.attrs.get(KEY_ATTR),
+                    gflops=None if gflops is None else float(gflops),
+                    operators=operators(var.name_hint, function),
+                )
+            )
     kernels += [
         Kernel(name=name, origin="external", rule=name, calls=count, operators=operators_of_external(name))
         for name, count in counts.items()

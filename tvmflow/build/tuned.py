@@ -24,8 +24,9 @@ class Applied:
     notes: tuple[str, ...]
 
 
-def apply(prepared: tvm.IRModule, reading: Reading, target: Target, numerics: NumericsSection,
-          cpu_features: Collection[str]) -> Applied:  # fmt: skip
+def apply(
+    prepared: tvm.IRModule, reading: Reading, target: Target, numerics: NumericsSection, cpu_features: Collection[str]
+) -> Applied:
     """Replays the record of each kernel that has one. A record that no longer applies costs itself alone."""
     functions = dict(prepared.functions.items())
     notes = [str(fault) for fault in reading.faults]
@@ -53,8 +54,10 @@ def apply(prepared: tvm.IRModule, reading: Reading, target: Target, numerics: Nu
         if borrowed and shared_layouts.of(schedule.mod["main"]) != shared_layouts.of_default(function):
             continue
         if not tasks.kept_its_tiles(schedule, found.record.trace):
-            notes.append(f"{var.name_hint}: record {found.record.key[:12]} was made for another shape, its tiles were "
-                         "changed to fit")  # fmt: skip
+            notes.append(
+                f"{var.name_hint}: record {found.record.key[:12]} was made for another shape, its tiles were "
+                "changed to fit"
+            )
         rule = f"record {found.record.key[:12]}, {found.record.gflops:.0f} GFLOP/s when tuned"
         if not found.exact:
             rule += f", for {found.record.parts.target['mcpu']}"

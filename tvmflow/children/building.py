@@ -81,8 +81,14 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
         stages=(),
         peak_rss_bytes=0,
         cuda=cuda,
-        notes=(*model.notes, *tuned.notes, *checked, *_winograd_notes(contents.kernels), *_half_notes(cfg, narrowest),
-               *(_tf32_notes(contents.kernels, prepared) if cfg.numerics.tf32 else ())),
+        notes=(
+            *model.notes,
+            *tuned.notes,
+            *checked,
+            *_winograd_notes(contents.kernels),
+            *_half_notes(cfg, narrowest),
+            *(_tf32_notes(contents.kernels, prepared) if cfg.numerics.tf32 else ()),
+        ),
         verdict=None,
         evidence=seen.model_copy(update={"shape_functions": contents.shape_functions}),
     )
@@ -111,8 +117,9 @@ class StageLog:
             raise OutputError(f"{name}: {exc}", "free space or choose another place with -o") from exc
         except Exception as exc:
             if "No space left on device" in str(exc):
-                raise OutputError(f"{name}: no space left on the device", "free space or choose another place with -o"
-                                  ) from exc  # fmt: skip
+                raise OutputError(
+                    f"{name}: no space left on the device", "free space or choose another place with -o"
+                ) from exc
             place = ", ".join([name, *getattr(exc, "__notes__", [])])
             raise CompileError(
                 f"{place}: TVM failed: {last_line(exc)[:300]}",
@@ -208,8 +215,10 @@ def _tf32_notes(kernels: Sequence[Kernel], prepared: tvm.IRModule) -> Iterator[s
     cost = {kernel.name: kernel.calls * operations.get(kernel.name, 0.0) for kernel in kernels}
     chosen = {kernel.name: kernel.calls for kernel in kernels if _is_tf32(kernel)}
     share = sum(cost[name] for name in chosen) / max(sum(cost.values()), 1.0)
-    yield (f"numerics.tf32: {sum(chosen.values())} products on TF32 tensor cores, {share:.1%} of all "
-           "floating-point operations")  # fmt: skip
+    yield (
+        f"numerics.tf32: {sum(chosen.values())} products on TF32 tensor cores, {share:.1%} of all "
+        "floating-point operations"
+    )
     if left := sorted(tf32_product.names(prepared) - chosen.keys()):
         yield f"numerics.tf32: products that stay in float32, their schedule does not fit: {', '.join(left)}"
 
@@ -239,9 +248,14 @@ def _half_notes(cfg: Config, narrowest: str) -> Iterator[str]:
 
 def target_info(target: Target) -> TargetInfo:
     return TargetInfo(
-        kind=target.kind, machine=target.machine, mcpu=target.mcpu, mtriple=target.mtriple, features=target.features,
-        threads=target.threads, arch=target.arch,
-    )  # fmt: skip
+        kind=target.kind,
+        machine=target.machine,
+        mcpu=target.mcpu,
+        mtriple=target.mtriple,
+        features=target.features,
+        threads=target.threads,
+        arch=target.arch,
+    )
 
 
 @contextlib.contextmanager

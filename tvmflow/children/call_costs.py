@@ -57,9 +57,10 @@ def estimated(cfg: Config, sizes: Sequence[Mapping[str, int]]) -> list[Work]:
             hint = f"leave such sizes out of the trace, or {exc.hint}"
             raise type(exc)(f"at {place}: {exc.message}", hint, exc.details) from exc
         except Exception as exc:
-            raise CompileError(f"at {place}: TVM failed: {last_line(exc)[:300]}",
-                               "leave such sizes out of the trace; --debug shows the whole trace"
-                               ) from exc  # fmt: skip
+            raise CompileError(
+                f"at {place}: TVM failed: {last_line(exc)[:300]}",
+                "leave such sizes out of the trace; --debug shows the whole trace",
+            ) from exc
     return found
 
 

@@ -102,11 +102,14 @@ def imported(workload: str, text: str, stated: Stated, trials: int) -> Record:
     section = NumericsSection.model_validate(stated.numerics)
     target = _target(target_json, stated, section)
     return Record(
-        parts=tasks.key_parts(workload_hash, target, section), name=_described(theirs, name),
-        workload_json=pack(tvm.ir.save_json(ours)), trace=renamed, timings_s=tuple(seconds),
+        parts=tasks.key_parts(workload_hash, target, section),
+        name=_described(theirs, name),
+        workload_json=pack(tvm.ir.save_json(ours)),
+        trace=renamed,
+        timings_s=tuple(seconds),
         flop=float(estimate_tir_flops(ours)),
         provenance=stated.provenance.model_copy(update={"threads": target.threads, "trials": trials}),
-    )  # fmt: skip
+    )
 
 
 def reexpressed(trace: Any, theirs: tvm.IRModule, name: str, ours: tvm.IRModule) -> list[Any]:
@@ -177,7 +180,7 @@ def _replayed(trace: JsonValue, mod: tvm.IRModule) -> Schedule:
 @functools.cache
 def _register_intrinsics() -> None:
     """Makes TVM know the instructions that a trace may name; it takes half a minute, which no single record is to
-    blame for."""  # fmt: skip
+    blame for."""
     left_s = signal.alarm(0)
     importlib.import_module("tvm.s_tir.tensor_intrin")
     signal.alarm(left_s)
@@ -220,10 +223,12 @@ def _target(stated_by_record: Mapping[str, Any], stated: Stated, section: Numeri
         if name in cpu and bool(cpu[name]) != value:
             raise ValueError(f"its target says {name} = {cpu[name]}, which is not the numerics that were stated")
     target = targets.resolve(
-        TargetSection(kind=kind, mcpu=mcpu, mtriple=mtriple, threads=threads, arch=record.get("arch")))  # fmt: skip
+        TargetSection(kind=kind, mcpu=mcpu, mtriple=mtriple, threads=threads, arch=record.get("arch"))
+    )
     mattr = tuple(map(str, cpu.get("mattr", ())))
     used = codegen.llvm_get_cpu_features(
-        TvmTarget({"kind": "llvm", "mcpu": mcpu, "mtriple": mtriple, "mattr": list(mattr)}))  # fmt: skip
+        TvmTarget({"kind": "llvm", "mcpu": mcpu, "mtriple": mtriple, "mattr": list(mattr)})
+    )
     known = CPU_FEATURES.get(target.machine, {})
     return replace(target, mattr=mattr, features=tuple(sorted({str(name) for name in used} & known.keys())))
 
@@ -240,9 +245,17 @@ def _tvm_target(record: Record) -> TvmTarget:
     parts = record.parts.target
     section = NumericsSection.model_validate(record.parts.numerics)
     mtriple = f"{parts.get('machine')}-linux-gnu"
-    target = targets.resolve(TargetSection.model_validate(
-        {"kind": parts["kind"], "mcpu": parts["mcpu"], "mtriple": mtriple, "threads": parts["threads"],
-         "arch": parts.get("arch")}))  # fmt: skip
+    target = targets.resolve(
+        TargetSection.model_validate(
+            {
+                "kind": parts["kind"],
+                "mcpu": parts["mcpu"],
+                "mtriple": mtriple,
+                "threads": parts["threads"],
+                "arch": parts.get("arch"),
+            }
+        )
+    )
     unused = tuple(f"-{name}" for name in target.features if name not in record.parts.features)
     return targets.to_tvm(replace(target, mattr=unused), numerics.llvm_attributes(section))
 

@@ -98,8 +98,10 @@ def machine_of(replacement: Replacement, target: tvm.target.Target) -> tvm.runti
         executable = relax.vm_build.build(_lowered(replacement, str(target.kind)), target, relax_pipeline=None)
         return relax.VirtualMachine(executable, tvm.cuda() if str(target.kind) == "cuda" else tvm.cpu())
     except Exception as exc:
-        raise CompileError(f"{replacement.kernel}: TVM cannot build it for {replacement.call}: {last_line(exc)[:300]}",
-                           "mend the kernel; --debug shows TVM's whole trace") from exc  # fmt: skip
+        raise CompileError(
+            f"{replacement.kernel}: TVM cannot build it for {replacement.call}: {last_line(exc)[:300]}",
+            "mend the kernel; --debug shows TVM's whole trace",
+        ) from exc
 
 
 def _lowered(replacement: Replacement, kind: str) -> tvm.IRModule:
@@ -125,10 +127,14 @@ def _inputs(call: Call, section: VerifySection, seed: int) -> list[np.ndarray]:
     floats = [size for tensor in call.args if tensor.dtype.startswith(("float", "bfloat")) for size in tensor.shape]
     index_range = (0.0, float(max(min(floats) - 1, 0))) if floats else None
     specs = tuple(
-        TensorSpec(name=f"a{position}", dtype=tensor.dtype, shape=tensor.shape,
-                   range=index_range if tensor.dtype in INDEX_DTYPES else None)
+        TensorSpec(
+            name=f"a{position}",
+            dtype=tensor.dtype,
+            shape=tensor.shape,
+            range=index_range if tensor.dtype in INDEX_DTYPES else None,
+        )
         for position, tensor in enumerate(call.args)
-    )  # fmt: skip
+    )
     plain = VerifySection(seeds=section.seeds)
     feeds = next(verify.candidates(Signature(inputs=specs, outputs=()), plain, seed))
     return [feeds.inputs[spec.name] for spec in specs]

@@ -81,18 +81,23 @@ def compare(
     known = {comparison.key: comparison for comparison in reading.comparisons}.get(parts.key)
     if known is not None and known.direct == schedule and not again:
         return known
-    modules = {edge: tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
-               for edge, function in {**one.kernels, DIRECT: direct}.items()}  # fmt: skip
+    modules = {
+        edge: tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
+        for edge, function in {**one.kernels, DIRECT: direct}.items()
+    }
     results = measurer.measure([job_of(mod) for mod in modules.values()], None, TURNS)
     samples = {edge: result.samples_s for edge, result in zip(modules, results, strict=True)}
     if not samples[DIRECT]:
         return None
     protocol = f"{measurer.protocol}; {TURNS} turns beside the other methods"
     return Comparison(
-        parts=parts, convolution=convolution, name=f"{one.operators} {one.shape}", direct=schedule,
+        parts=parts,
+        convolution=convolution,
+        name=f"{one.operators} {one.shape}",
+        direct=schedule,
         timings_s={method: samples[edge] for method, edge in EDGES.items() if samples.get(edge)},
         provenance=provenance(parts, measurer, None, len(modules), protocol),
-    )  # fmt: skip
+    )
 
 
 def by_rule(shape: Shape, setting: Setting) -> str:
@@ -117,10 +122,16 @@ def _kernels(
 ) -> Iterator[tuple[tuple[Shape, str], PrimFunc]]:
     """The kernels of the convolutions computed with tiles of `edge`, by shape and operators, the most called first."""
     kind, target = cfg.target.kind, tvm.target.Target.current()
-    step = (Step("MarkDirect", "each by the direct method", MarkDirect()) if edge == DIRECT else
-            Step("Winograd", "each by Winograd's method", Winograd(lambda shape: edge)))  # fmt: skip
-    fused = passes.run(graph, (*passes.user_steps(cfg.kernels, lambda replacement: None), step,
-                               *passes.fuse_steps(kind, cfg.graph.prepack)), _ignore)  # fmt: skip
+    step = (
+        Step("MarkDirect", "each by the direct method", MarkDirect())
+        if edge == DIRECT
+        else Step("Winograd", "each by Winograd's method", Winograd(lambda shape: edge))
+    )
+    fused = passes.run(
+        graph,
+        (*passes.user_steps(cfg.kernels, lambda replacement: None), step, *passes.fuse_steps(kind, cfg.graph.prepack)),
+        _ignore,
+    )
     by_text = {str(shape) if edge == DIRECT else _rule(shape, edge, target): shape for shape in found}
     calls = library.calls(fused)
     for var, function in sorted(fused.functions.items(), key=lambda item: -calls[item[0].name_hint]):

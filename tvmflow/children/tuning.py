@@ -215,8 +215,13 @@ def _row(task: Task, answer: Match | Miss | None) -> dict[str, Any]:
     from tvmflow.database import Match, difference
 
     shapes = ["x".join(str(int(size)) for size in param.ty.shape) or "scalar" for param in task.mod["main"].params]
-    row = {"name": task.name, "shapes": " ".join(shapes[:-1]) + f" -> {shapes[-1]}", "calls": task.weight,
-           "gflop": task.flop / 1e9, "key": task.key}  # fmt: skip
+    row = {
+        "name": task.name,
+        "shapes": " ".join(shapes[:-1]) + f" -> {shapes[-1]}",
+        "calls": task.weight,
+        "gflop": task.flop / 1e9,
+        "key": task.key,
+    }
     if isinstance(answer, Match):
         record = answer.record
         origin = "exact" if answer.exact else f"of {record.parts.target['mcpu']}"

@@ -64,9 +64,21 @@ def cli() -> None:
 
 
 for command in (
-    compiling.compile, compiling.passes, compiling.config_group, compiling.doctor, artifacts.run, artifacts.bench,
-    artifacts.inspect, audit.audit, buckets.buckets, db.db, proof.verify, proof.bisect, tune.tasks, tune.tune,
-):  # fmt: skip
+    compiling.compile,
+    compiling.passes,
+    compiling.config_group,
+    compiling.doctor,
+    artifacts.run,
+    artifacts.bench,
+    artifacts.inspect,
+    audit.audit,
+    buckets.buckets,
+    db.db,
+    proof.verify,
+    proof.bisect,
+    tune.tasks,
+    tune.tune,
+):
     cli.add_command(command)
 
 

@@ -22,8 +22,16 @@ from tvmflow.errors import UsageError
 @options.threads
 @options.as_json
 @options.debug
-def run(artifact: Path, inputs: Path | None, seed: int | None, dims: tuple[str, ...], outputs: Path | None,
-        threads: int | None, as_json: bool, debug: bool) -> None:  # fmt: skip
+def run(
+    artifact: Path,
+    inputs: Path | None,
+    seed: int | None,
+    dims: tuple[str, ...],
+    outputs: Path | None,
+    threads: int | None,
+    as_json: bool,
+    debug: bool,
+) -> None:
     """Run ARTIFACT once on arrays from an .npz file.
 
     An artifact with buckets takes all sizes that one of them holds: it pads, and splits where rows are independent.

@@ -14,12 +14,15 @@ from tvmflow.cli.tables import progress, show_either, write_text
 @click.argument("artifact", type=click.Path(path_type=Path))
 @click.option("--time", "timed", is_flag=True, help="Run it here, on a CPU, and give each kernel's share of the time.")
 @click.option("--model", type=click.Path(path_type=Path), help="For --time: the model, if it was moved.")
-@click.option("--markdown", type=click.Path(path_type=Path, allow_dash=True), metavar="FILE",
-              help="Write the report as Markdown; - is standard output.")
+@click.option(
+    "--markdown",
+    type=click.Path(path_type=Path, allow_dash=True),
+    metavar="FILE",
+    help="Write the report as Markdown; - is standard output.",
+)
 @options.as_json
 @options.debug
-def audit(artifact: Path, timed: bool, model: Path | None, markdown: Path | None, as_json: bool, debug: bool
-          ) -> None:  # fmt: skip
+def audit(artifact: Path, timed: bool, model: Path | None, markdown: Path | None, as_json: bool, debug: bool) -> None:
     """Show what is inside ARTIFACT, read from its code, and fail where something is there that should not be.
 
     \b

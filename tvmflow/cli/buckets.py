@@ -15,16 +15,29 @@ from tvmflow.errors import UsageError
 
 @click.command()
 @options.model
-@click.option("--trace", type=click.Path(path_type=Path), required=True, metavar="CSV",
-              help="Observed sizes: a column per open dimension, perhaps `count`, a line per request.")
+@click.option(
+    "--trace",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="CSV",
+    help="Observed sizes: a column per open dimension, perhaps `count`, a line per request.",
+)
 @click.option("--most", type=click.IntRange(1, 32), default=8, show_default=True, help="At most so many buckets.")
 @click.option("--align", multiple=True, metavar="K|DIM=K", help="Only multiples of K, in all dimensions or in one.")
 @click.option("--measure", is_flag=True, help="Build libraries of some sizes and time them here, not estimate.")
 @click.option("--plot", type=click.Path(path_type=Path), metavar="SVG", help="Draw sizes, buckets and times.")
 @options.as_json
 @options.debug
-def buckets(trace: Path, most: int, align: tuple[str, ...], measure: bool, plot: Path | None, as_json: bool,
-            debug: bool, **model: Any) -> None:  # fmt: skip
+def buckets(
+    trace: Path,
+    most: int,
+    align: tuple[str, ...],
+    measure: bool,
+    plot: Path | None,
+    as_json: bool,
+    debug: bool,
+    **model: Any,
+) -> None:
     """Propose shape buckets for MODEL from observed sizes: those with which a request takes the least time.
 
     A library is compiled for each bucket, and a request is padded to the smallest one that it fits into. MODEL is what

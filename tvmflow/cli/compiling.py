@@ -19,15 +19,26 @@ from tvmflow.cli.tables import progress, show_either
 @click.option("--zip", "zipped", is_flag=True, help="Write one zip file instead of a folder.")
 @click.option("--no-verify", is_flag=True, help="Do not run the library against the reference.")
 @click.option("--verify-inputs", type=click.Path(path_type=Path), metavar="NPZ", help="Verify with these inputs.")
-@click.option("--require-tuned", type=click.FloatRange(0, 1), metavar="SHARE",
-              help="Fail unless kernels from tuning records take this share of a run's time, e.g. 0.95.")
+@click.option(
+    "--require-tuned",
+    type=click.FloatRange(0, 1),
+    metavar="SHARE",
+    help="Fail unless kernels from tuning records take this share of a run's time, e.g. 0.95.",
+)
 @click.option("--dump-ir", type=click.Path(path_type=Path), metavar="DIR", help="Write the module after each pass.")
 @options.as_json
 @options.debug
 def compile(  # noqa: A001 # the command's name
-    output: Path | None, zipped: bool, no_verify: bool, verify_inputs: Path | None, require_tuned: float | None,
-    dump_ir: Path | None, as_json: bool, debug: bool, **model: Any,
-) -> None:  # fmt: skip
+    output: Path | None,
+    zipped: bool,
+    no_verify: bool,
+    verify_inputs: Path | None,
+    require_tuned: float | None,
+    dump_ir: Path | None,
+    as_json: bool,
+    debug: bool,
+    **model: Any,
+) -> None:
     """Compile MODEL into a verified artifact.
 
     MODEL is an ONNX file, a torch.export program (.pt2), a PyTorch entry "package.module:function", or a config

@@ -124,8 +124,15 @@ def merge(into: Path, sources: tuple[Path, ...], as_json: bool, debug: bool) -> 
         Store(into).add_accused(accused.by_folder)
         found = reading.faults + accused.faults
         faults += found
-        report.append({"source": str(source), "records": len(reading.records), "new": len(added.new),
-                       "improved": len(added.improved), "faults": len(found)})  # fmt: skip
+        report.append(
+            {
+                "source": str(source),
+                "records": len(reading.records),
+                "new": len(added.new),
+                "improved": len(added.improved),
+                "faults": len(found),
+            }
+        )
     show_frame(pd.DataFrame(report), as_json)
     fail_on(faults)
 
@@ -251,8 +258,10 @@ def merge_driver(base: Path, ours: Path, theirs: Path, name: str, debug: bool) -
     faults = merge_files(base, ours, theirs, name)
     warn(faults)
     if faults:
-        raise DatabaseError(f"{name}: lines that hold no record are in conflict",
-                            "remove the conflict block, or restore its lines, then `git add` the file")  # fmt: skip
+        raise DatabaseError(
+            f"{name}: lines that hold no record are in conflict",
+            "remove the conflict block, or restore its lines, then `git add` the file",
+        )
 
 
 def _parts(key: str, records: dict[str, Record], database: Path) -> KeyParts:
@@ -264,8 +273,10 @@ def _parts(key: str, records: dict[str, Record], database: Path) -> KeyParts:
         try:
             return KeyParts.model_validate_json(Path(key).read_bytes())
         except ValidationError as exc:
-            raise UsageError(f"{key}: not the parts of a key: {exc.errors()[0]['msg']}",
-                             "it holds workload, target, numerics and preparation") from None  # fmt: skip
+            raise UsageError(
+                f"{key}: not the parts of a key: {exc.errors()[0]['msg']}",
+                "it holds workload, target, numerics and preparation",
+            ) from None
     found = [record for record in records.values() if record.key.startswith(key)]
     if not found:
         raise _no_such(key, database)

@@ -20,14 +20,19 @@ if TYPE_CHECKING:
     from tvmflow.database.metaschedule import Stated
 
 FOLDER = click.Path(path_type=Path, file_okay=False)
-database = click.option("--database", type=FOLDER, default=Path("tuning_db"), show_default=True,
-                        help="The tuning database's folder.")  # fmt: skip
+database = click.option(
+    "--database", type=FOLDER, default=Path("tuning_db"), show_default=True, help="The tuning database's folder."
+)
 
 
 @click.command()
 @database
-@click.option("--config", "config_file", type=click.Path(path_type=Path, dir_okay=False),
-              help="Check the database that this config names, if it names one.")  # fmt: skip
+@click.option(
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Check the database that this config names, if it names one.",
+)
 @click.option("--no-replay", is_flag=True, help="Only read the files: no trace is applied, TVM is not loaded.")
 @options.as_json
 @options.debug
@@ -65,8 +70,9 @@ def verify(database: Path, config_file: Path | None, no_replay: bool, as_json: b
 @click.option("--target", metavar="PATTERN", help="Records whose target folder matches, e.g. 'llvm-x86-64-v3-*'.")
 @options.as_json
 @options.debug
-def export_records(folder: Path, database: Path, keys: tuple[str, ...], target: str | None, as_json: bool,
-                   debug: bool) -> None:  # fmt: skip
+def export_records(
+    folder: Path, database: Path, keys: tuple[str, ...], target: str | None, as_json: bool, debug: bool
+) -> None:
     """Write records into FOLDER as MetaSchedule's own two files, for TVM's JSONDatabase and MetaScheduleApplyDatabase.
 
     All records, or those that meet the conditions given. Those files do not tell targets or numerics modes apart, so
@@ -113,8 +119,10 @@ def import_records(folder: Path, database: Path, as_json: bool, debug: bool, **s
         click.echo(tables.records(result.records).to_json(orient="records", double_precision=15))
     else:
         show_frame(pd.DataFrame(tables.records(result.records)), as_json)
-        click.echo(f"{database}: {result.taken} of {len(result.records)} records were new or better; {folder}: "
-                   f"{result.unmeasured} candidates could not be measured")  # fmt: skip
+        click.echo(
+            f"{database}: {result.taken} of {len(result.records)} records were new or better; {folder}: "
+            f"{result.unmeasured} candidates could not be measured"
+        )
     fail_on(result.faults)
 
 
@@ -140,7 +148,14 @@ def _stated(fast_math: bool, tf32: bool, tvm: str, cpu: str, date: datetime, **t
     from tvmflow.database.metaschedule import Stated
 
     provenance = Provenance(
-        versions={"apache-tvm": tvm}, machine="unknown", cpu=cpu, threads=1, date=f"{date:%Y-%m-%dT%H:%M:%SZ}",
-        seed=None, trials=0, protocol="imported", tvmflow=version("tvmflow"),
-    )  # fmt: skip
+        versions={"apache-tvm": tvm},
+        machine="unknown",
+        cpu=cpu,
+        threads=1,
+        date=f"{date:%Y-%m-%dT%H:%M:%SZ}",
+        seed=None,
+        trials=0,
+        protocol="imported",
+        tvmflow=version("tvmflow"),
+    )
     return Stated({"fast_math": fast_math, "tf32": tf32}, provenance=provenance, **target)

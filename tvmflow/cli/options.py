@@ -35,21 +35,36 @@ def _overrides(command: F) -> F:
         [
             click.option("--target", type=click.Choice(["llvm", "cuda"]), help="What to generate code for."),
             click.option("--arch", metavar="SM", help="CUDA architecture, e.g. sm_90; needed without a GPU."),
-            click.option("--shape", "shapes", multiple=True, metavar="NAME=1x3x224x224",
-                         help="Shape of an input; a name instead of a number keeps that axis symbolic."),
+            click.option(
+                "--shape",
+                "shapes",
+                multiple=True,
+                metavar="NAME=1x3x224x224",
+                help="Shape of an input; a name instead of a number keeps that axis symbolic.",
+            ),
             click.option("--dim", "dims", multiple=True, metavar="NAME=SIZE", help="Size of a symbolic dimension."),
-            click.option("--set", "sets", multiple=True, metavar="KEY=VALUE",
-                         help="Override any config key, e.g. numerics.fast_math=true."),
+            click.option(
+                "--set",
+                "sets",
+                multiple=True,
+                metavar="KEY=VALUE",
+                help="Override any config key, e.g. numerics.fast_math=true.",
+            ),
         ]
-    ):  # fmt: skip
+    ):
         command = decorate(command)
     return command
 
 
 def config_of(
-    model: str, target: str | None = None, arch: str | None = None, shapes: tuple[str, ...] = (),
-    dims: tuple[str, ...] = (), sets: tuple[str, ...] = (), **sections: dict[str, Any],
-) -> Config:  # fmt: skip
+    model: str,
+    target: str | None = None,
+    arch: str | None = None,
+    shapes: tuple[str, ...] = (),
+    dims: tuple[str, ...] = (),
+    sets: tuple[str, ...] = (),
+    **sections: dict[str, Any],
+) -> Config:
     """The Config of a model or config file with the command line's options over it; raises UsageError, ConfigError.
 
     `sections` are tables of single sections, e.g. verify={"enabled": False}.
@@ -60,9 +75,12 @@ def config_of(
     inputs = {name: {"shape": _sizes(value)} for name, value in (_pair("--shape", text) for text in shapes)}
     sizes = sizes_of(dims)
     overrides: list[dict[str, Any]] = [
-        {"target": section}, {"model": {"inputs": inputs}}, {"shapes": {"dims": sizes}}, sections,
+        {"target": section},
+        {"model": {"inputs": inputs}},
+        {"shapes": {"dims": sizes}},
+        sections,
         *(config.parse_override(text) for text in sets),
-    ]  # fmt: skip
+    ]
     return config.of_model(model, overrides)
 
 

@@ -24,8 +24,15 @@ if TYPE_CHECKING:
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Override a key, e.g. verify.seeds=[7,8].")
 @options.as_json
 @options.debug
-def verify(artifact: Path, model: Path | None, verify_inputs: Path | None, attribute: bool,
-           sets: tuple[str, ...], as_json: bool, debug: bool) -> None:  # fmt: skip
+def verify(
+    artifact: Path,
+    model: Path | None,
+    verify_inputs: Path | None,
+    attribute: bool,
+    sets: tuple[str, ...],
+    as_json: bool,
+    debug: bool,
+) -> None:
     """Hold ARTIFACT's outputs against the reference again.
 
     With --attribute the model is also built without passes and schedules, with them but with precise arithmetic, and
@@ -55,8 +62,9 @@ def verify(artifact: Path, model: Path | None, verify_inputs: Path | None, attri
 @click.option("--verify-inputs", type=click.Path(path_type=Path), metavar="NPZ", help="Inputs that show the fault.")
 @options.as_json
 @options.debug
-def bisect(output: Path | None, source: Path | None, verify_inputs: Path | None, as_json: bool, debug: bool,
-           **model: Any) -> None:  # fmt: skip
+def bisect(
+    output: Path | None, source: Path | None, verify_inputs: Path | None, as_json: bool, debug: bool, **model: Any
+) -> None:
     """Find out why MODEL's values are wrong: the first bad step of its build, then the kernel or tuning record.
 
     MODEL is an artifact, or what `compile` takes, with the same options; a library that `compile` refused for wrong
@@ -76,8 +84,13 @@ def bisect(output: Path | None, source: Path | None, verify_inputs: Path | None,
     _raise_culprit(found, out)
 
 
-def _bisected(model: dict[str, Any], source: Path | None, verification: dict[str, Any], output: Path | None,
-              on_event: Callable[[str], None]) -> tuple[Bisection, Path]:  # fmt: skip
+def _bisected(
+    model: dict[str, Any],
+    source: Path | None,
+    verification: dict[str, Any],
+    output: Path | None,
+    on_event: Callable[[str], None],
+) -> tuple[Bisection, Path]:
     """What was found, and the folder of the reproducer."""
     from tvmflow import artifact, config, flow
 
@@ -102,5 +115,7 @@ def _raise_culprit(found: Bisection, out: Path) -> None:
         raise VerifyError(f"{found.culprit.summary}", shown)
     if found.unusable_records:
         faults = "; ".join(found.unusable_records)
-        raise DatabaseError(f"values are right, but tuning records are not: {faults}",
-                            "`tvmflow db prune --key KEY` removes one, `tvmflow tune` makes a new one")  # fmt: skip
+        raise DatabaseError(
+            f"values are right, but tuning records are not: {faults}",
+            "`tvmflow db prune --key KEY` removes one, `tvmflow tune` makes a new one",
+        )

@@ -73,8 +73,9 @@ def tune(
     tuning = {name: value for name, value in named.items() if value is not None}
     what = flow.Selection(pattern, _shard(shard))
     if only and what != flow.Selection():
-        raise UsageError("--only winograd: it searches no tasks, of which --tasks and --shard would be a part",
-                         "leave them out")  # fmt: skip
+        raise UsageError(
+            "--only winograd: it searches no tasks, of which --tasks and --shard would be a part", "leave them out"
+        )
     cfgs = [cli_options.config_of(model, **options, tuning=tuning) for model in models]
     if only:
         with progress("comparing methods") as on_step:
@@ -90,12 +91,16 @@ def tune(
         compared = json.loads(_methods(done.compared).to_json(orient="records", double_precision=15))
         click.echo(json.dumps({**asdict(replace(done, compared=[])), "compared": compared}))
         return
-    click.echo(f"{done.tasks} tasks, {done.trials} trials: the kernels together are {done.gain:.2f} times as fast "
-               "as at the start")  # fmt: skip
+    click.echo(
+        f"{done.tasks} tasks, {done.trials} trials: the kernels together are {done.gain:.2f} times as fast "
+        "as at the start"
+    )
     for name, settled in done.settled.items():
-        click.echo(f"{name}: the kernels of a run take {settled.kept_s * 1e3:.3f} ms in the model, "
-                   f"{settled.default_s * 1e3:.3f} ms with default schedules; there another than the first was "
-                   f"fastest for {settled.changed} tasks")  # fmt: skip
+        click.echo(
+            f"{name}: the kernels of a run take {settled.kept_s * 1e3:.3f} ms in the model, "
+            f"{settled.default_s * 1e3:.3f} ms with default schedules; there another than the first was "
+            f"fastest for {settled.changed} tasks"
+        )
     if done.compared:
         show_frame(_methods(done.compared), False)
 
@@ -137,6 +142,7 @@ def _progress(total_s: float) -> Iterator[Callable[[Any], None]]:
 
 def _described(progress: Progress) -> str:
     peak = f" ({progress.peak_share:.0%} of peak)" if progress.peak_share is not None else ""
-    return (f"{progress.task[:40]} {progress.best_gflops:.0f} GFLOP/s{peak}; {progress.done_tasks} of {progress.tasks} "
-            f"tasks done, {progress.trials} trials, {progress.gain:.2f} x as fast, {progress.expected_gain:.0%} to gain"
-            )  # fmt: skip
+    return (
+        f"{progress.task[:40]} {progress.best_gflops:.0f} GFLOP/s{peak}; {progress.done_tasks} of {progress.tasks} "
+        f"tasks done, {progress.trials} trials, {progress.gain:.2f} x as fast, {progress.expected_gain:.0%} to gain"
+    )

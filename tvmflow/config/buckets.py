@@ -22,7 +22,10 @@ def _of_bucket(config: Config, sizes: Mapping[str, int]) -> Config:
     shapes = open_.shapes.model_copy(update={"dims": {**config.shapes.dims, **sizes}})
     dims = {name: tried for name, tried in config.verify.dims.items() if name not in sizes}
     prepack = "shared" if config.shapes.one_layout and config.graph.prepack else config.graph.prepack
-    return open_.model_copy(update={
-        "shapes": shapes, "graph": config.graph.model_copy(update={"prepack": prepack}),
-        "verify": config.verify.model_copy(update={"dims": dims, "inputs": None}),
-    })  # fmt: skip
+    return open_.model_copy(
+        update={
+            "shapes": shapes,
+            "graph": config.graph.model_copy(update={"prepack": prepack}),
+            "verify": config.verify.model_copy(update={"dims": dims, "inputs": None}),
+        }
+    )

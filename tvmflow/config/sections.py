@@ -46,20 +46,32 @@ def _with_defaults(allow: dict[str, str]) -> dict[str, str]:
 
 
 DType = Literal[
-    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
+    "bool",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "uint8",
+    "uint16",
+    "uint32",
+    "uint64",
+    "float16",
+    "float32",
+    "float64",
 ]
 Dim = Annotated[int, Field(ge=0, le=1 << 48)] | Annotated[str, Field(pattern=r"^[A-Za-z_]\w*$")]
 Range = Annotated[tuple[FiniteFloat, FiniteFloat], AfterValidator(_ordered)]
 Operators = Annotated[
     tuple[Annotated[str, Field(pattern=r"^[a-z][\w.]*$")], ...],
-    BeforeValidator(_as_tuple, json_schema_input_type=str | list[str]), AfterValidator(_not_empty),
-]  # fmt: skip
+    BeforeValidator(_as_tuple, json_schema_input_type=str | list[str]),
+    AfterValidator(_not_empty),
+]
 Sizes = Annotated[tuple[PositiveInt, ...], Field(min_length=1)]
 # The tags are in angle brackets, so that messages leave them out.
 Buckets = Annotated[
     Annotated[dict[str, Sizes], Tag("<product>")] | Annotated[tuple[dict[str, PositiveInt], ...], Tag("<list>")],
     Discriminator(lambda value: "<product>" if isinstance(value, dict) else "<list>"),
-]  # fmt: skip
+]
 
 
 class Section(BaseModel):

@@ -8,6 +8,22 @@ from tvmflow.database.record import Provenance, Record, better, pack, unpack
 from tvmflow.database.store import Accused, Added, Reading, Store
 
 __all__ = [
-    "Accused", "Added", "Comparison", "Convolution", "Fault", "KeyParts", "Match", "Miss", "Provenance", "Reading",
-    "Record", "Store", "better", "canonical", "difference", "fingerprint", "pack", "unpack",
-]  # fmt: skip
+    "Accused",
+    "Added",
+    "Comparison",
+    "Convolution",
+    "Fault",
+    "KeyParts",
+    "Match",
+    "Miss",
+    "Provenance",
+    "Reading",
+    "Record",
+    "Store",
+    "better",
+    "canonical",
+    "difference",
+    "fingerprint",
+    "pack",
+    "unpack",
+]

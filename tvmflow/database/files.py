@@ -126,8 +126,11 @@ def read(path: Path, form: Form[Entry]) -> Page[Entry]:
         with path.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
             if size > form.max_bytes:
-                return _unread(path, f"{size >> 20} MiB, more than the {form.max_bytes >> 20} MiB that are read",
-                               "restore it from git's history, or split it over two databases")  # fmt: skip
+                return _unread(
+                    path,
+                    f"{size >> 20} MiB, more than the {form.max_bytes >> 20} MiB that are read",
+                    "restore it from git's history, or split it over two databases",
+                )
             return read_stream(stream, path, form)
     except OSError as exc:
         return _unread(path, f"cannot be read: {exc.strerror or exc}", "check its permissions and the disk")
@@ -226,8 +229,10 @@ def _copy(path: Path, faulty: tuple[Span, ...], out: BinaryIO) -> None:
 
 def _check_size(path: Path, size: int, max_bytes: int) -> None:
     if size > max_bytes:
-        raise DatabaseError(f"{path}: would grow to {size >> 20} MiB, more than {max_bytes >> 20} MiB",
-                            "`tvmflow db prune` what is no longer used, or start a second database")  # fmt: skip
+        raise DatabaseError(
+            f"{path}: would grow to {size >> 20} MiB, more than {max_bytes >> 20} MiB",
+            "`tvmflow db prune` what is no longer used, or start a second database",
+        )
 
 
 def _sync_folder(folder: Path) -> None:

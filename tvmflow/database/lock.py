@@ -27,8 +27,10 @@ def locked(path: Path) -> Iterator[None]:
             fcntl.flock(handle, fcntl.LOCK_UN)  # a process forked meanwhile has the handle too
             os.close(handle)
     except OSError as exc:
-        raise DatabaseError(f"{exc.filename or path}: cannot be written: {exc.strerror or exc}",
-                            "check permissions and space; what was there before is whole") from None  # fmt: skip
+        raise DatabaseError(
+            f"{exc.filename or path}: cannot be written: {exc.strerror or exc}",
+            "check permissions and space; what was there before is whole",
+        ) from None
 
 
 def _wait_for_lock(handle: int, path: Path) -> None:
@@ -38,6 +40,8 @@ def _wait_for_lock(handle: int, path: Path) -> None:
             return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if time.monotonic() > deadline:
-                raise DatabaseError(f"{path}: another process has been writing to it for {LOCK_TIMEOUT_S:.0f} s",
-                                    "see which with `fuser`, and end it") from None  # fmt: skip
+                raise DatabaseError(
+                    f"{path}: another process has been writing to it for {LOCK_TIMEOUT_S:.0f} s",
+                    "see which with `fuser`, and end it",
+                ) from None
             time.sleep(0.01)

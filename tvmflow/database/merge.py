@@ -32,8 +32,10 @@ class Merged:
 
 def merge(base: bytes, ours: bytes, theirs: bytes, form: Form[Entry]) -> Merged:
     """The three-way merge of three files of one form. The order of `ours` and `theirs` does not matter for entries."""
-    sides = [files.read_stream(io.BytesIO(text), Path(name), form) for text, name in
-             ((base, "base"), (ours, "ours"), (theirs, "theirs"))]  # fmt: skip
+    sides = [
+        files.read_stream(io.BytesIO(text), Path(name), form)
+        for text, name in ((base, "base"), (ours, "ours"), (theirs, "theirs"))
+    ]
     was, mine, other = ({form.key(entry): entry for entry in page.entries} for page in sides)
     keys = sorted(mine.keys() | other.keys())
     merged = [_merged(was.get(key), mine.get(key), other.get(key), form) for key in keys]
@@ -54,8 +56,10 @@ def merge_files(base: Path, ours: Path, theirs: Path, name: str) -> tuple[files.
     texts = []
     for path in (base, ours, theirs):
         if path.stat().st_size > form.max_bytes:
-            raise DatabaseError(f"{name}: more than {form.max_bytes >> 20} MiB on one side, not merged",
-                                "restore the damaged side from git's history")  # fmt: skip
+            raise DatabaseError(
+                f"{name}: more than {form.max_bytes >> 20} MiB on one side, not merged",
+                "restore the damaged side from git's history",
+            )
         texts.append(path.read_bytes())
     was, mine, other = texts
     merged = merge(was, mine, other, form)
@@ -110,11 +114,18 @@ def _append(path: Path, line: str) -> None:
 
 def _git(folder: Path, *arguments: str) -> str:
     try:
-        done = subprocess.run(["git", "-C", str(folder), *arguments], capture_output=True, text=True, check=False,
-                              env=os.environ | {"LC_ALL": "C"})  # fmt: skip
+        done = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+            env=os.environ | {"LC_ALL": "C"},
+        )
     except FileNotFoundError:
         raise DatabaseError("git is not installed", "install git") from None
     if done.returncode:
-        raise DatabaseError(f"{folder}: git {arguments[0]}: {done.stderr.strip()}",
-                            "run it inside the git repository that holds the database")  # fmt: skip
+        raise DatabaseError(
+            f"{folder}: git {arguments[0]}: {done.stderr.strip()}",
+            "run it inside the git repository that holds the database",
+        )
     return done.stdout.strip()

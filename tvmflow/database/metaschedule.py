@@ -30,11 +30,39 @@ FIX = "restore the line, or leave it out: the others are read all the same"
 # What TVMScript's printer writes for a kernel that was never scheduled. Anything else, a name that is bound nowhere
 # above all, could be Python that its parser would run.
 PLAIN = (
-    ast.Module, ast.FunctionDef, ast.arguments, ast.arg, ast.Expr, ast.Assign, ast.AnnAssign, ast.For, ast.With,
-    ast.withitem, ast.While, ast.If, ast.IfExp, ast.Call, ast.keyword, ast.Attribute, ast.Name, ast.Subscript,
-    ast.Slice, ast.Constant, ast.Tuple, ast.List, ast.Dict, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare,
-    ast.operator, ast.unaryop, ast.boolop, ast.cmpop, ast.expr_context,
-)  # fmt: skip
+    ast.Module,
+    ast.FunctionDef,
+    ast.arguments,
+    ast.arg,
+    ast.Expr,
+    ast.Assign,
+    ast.AnnAssign,
+    ast.For,
+    ast.With,
+    ast.withitem,
+    ast.While,
+    ast.If,
+    ast.IfExp,
+    ast.Call,
+    ast.keyword,
+    ast.Attribute,
+    ast.Name,
+    ast.Subscript,
+    ast.Slice,
+    ast.Constant,
+    ast.Tuple,
+    ast.List,
+    ast.Dict,
+    ast.BinOp,
+    ast.UnaryOp,
+    ast.BoolOp,
+    ast.Compare,
+    ast.operator,
+    ast.unaryop,
+    ast.boolop,
+    ast.cmpop,
+    ast.expr_context,
+)
 
 
 @dataclass(frozen=True)
@@ -116,8 +144,9 @@ def write(folder: Path, entries: Iterable[tuple[str, Sequence[str], Sequence[obj
     except FileExistsError as exc:
         raise DatabaseError(f"{exc.filename}: is there already", "name another folder, or remove it") from None
     except OSError as exc:
-        raise DatabaseError(f"{exc.filename or folder}: cannot be written: {exc.strerror}",
-                            "check permissions and space") from None  # fmt: skip
+        raise DatabaseError(
+            f"{exc.filename or folder}: cannot be written: {exc.strerror}", "check permissions and space"
+        ) from None
     return len(texts[TUNING_RECORDS])
 
 
@@ -160,13 +189,16 @@ def _lines(path: Path) -> Iterable[tuple[int, bytes]]:
         with path.open("rb") as stream:
             size = os.fstat(stream.fileno()).st_size
             if size > MAX_FILE_BYTES:
-                raise DatabaseError(f"{path}: {size >> 20} MiB, more than the {MAX_FILE_BYTES >> 20} MiB that are read",
-                                    "split it, each part with its own workloads")  # fmt: skip
+                raise DatabaseError(
+                    f"{path}: {size >> 20} MiB, more than the {MAX_FILE_BYTES >> 20} MiB that are read",
+                    "split it, each part with its own workloads",
+                )
             for number, _, line in lines(stream, MAX_LINE_BYTES):
                 yield number, line
     except OSError as exc:
-        raise DatabaseError(f"{path}: cannot be read: {exc.strerror}",
-                            f"name the folder that holds {WORKLOADS} and {TUNING_RECORDS}") from None  # fmt: skip
+        raise DatabaseError(
+            f"{path}: cannot be read: {exc.strerror}", f"name the folder that holds {WORKLOADS} and {TUNING_RECORDS}"
+        ) from None
 
 
 def _parsed(line: bytes) -> object:

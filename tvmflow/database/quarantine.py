@@ -63,8 +63,10 @@ def _parse(line: bytes) -> Accusation:
     body = body_of(line)
     version = body.pop("format_version", None)
     if type(version) is not int or version != FORMAT_VERSION:
-        raise LineError(f"format version {str(version)[:20]}, this tvmflow reads {FORMAT_VERSION}",
-                        "install the tvmflow that wrote it, or drop it: `tvmflow db prune --faulty`")  # fmt: skip
+        raise LineError(
+            f"format version {str(version)[:20]}, this tvmflow reads {FORMAT_VERSION}",
+            "install the tvmflow that wrote it, or drop it: `tvmflow db prune --faulty`",
+        )
     try:
         return Accusation.model_validate(body)
     except ValidationError as exc:

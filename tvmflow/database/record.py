@@ -124,8 +124,11 @@ def keyed_body(line: bytes) -> tuple[dict[str, object], str | None]:
     key = stated if isinstance(stated, str) and re.fullmatch(r"[0-9a-f]{64}", stated) else None
     version = body.pop("format_version", None)
     if type(version) is not int or version != FORMAT_VERSION:
-        raise LineError(f"format version {str(version)[:20]}, this tvmflow reads {FORMAT_VERSION}",
-                        "install the tvmflow that wrote it, or tune again", key)  # fmt: skip
+        raise LineError(
+            f"format version {str(version)[:20]}, this tvmflow reads {FORMAT_VERSION}",
+            "install the tvmflow that wrote it, or tune again",
+            key,
+        )
     return body, key
 
 

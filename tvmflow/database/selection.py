@@ -16,9 +16,12 @@ from tvmflow.errors import UsageError
 
 
 def select(
-    keys: tuple[str, ...] = (), keep_keys: Iterable[str] | None = None, tvm_before: str | None = None,
-    before: datetime | None = None, target: str | None = None,
-) -> Callable[[Record | Comparison], bool]:  # fmt: skip
+    keys: tuple[str, ...] = (),
+    keep_keys: Iterable[str] | None = None,
+    tvm_before: str | None = None,
+    before: datetime | None = None,
+    target: str | None = None,
+) -> Callable[[Record | Comparison], bool]:
     """Whether a record or comparison meets all conditions that are given; without any, none does.
 
     `keys`: its key starts with one of these. `keep_keys`: it is a record whose key is no line of these. `tvm_before`:

@@ -174,8 +174,9 @@ class Store:
         Empty where no database is yet; a faulty line is skipped, and `verify` names it.
         """
         page = files.read(self.path / folder_name(parts) / QUARANTINE.file_name, QUARANTINE)
-        return frozenset(one.trace_sha256 for one in page.entries
-                         if one.workload == parts.workload and one.count >= CONVICTED)  # fmt: skip
+        return frozenset(
+            one.trace_sha256 for one in page.entries if one.workload == parts.workload and one.count >= CONVICTED
+        )
 
     def accuse(self, parts: KeyParts, trace_sha256: str, error: str) -> None:
         """Notes that a candidate, named by `fingerprint(trace)`, ended its worker; twice, and it is quarantined.
@@ -209,10 +210,15 @@ class Store:
         faults = reading.faults + self.accused().faults
         wrong = replay(reading.records) if replay is not None else {}
         return faults + tuple(
-            Fault(*_place(pages, record), record.key, wrong[record.key],
-                  f"tune it again, or remove it: `tvmflow db prune --key {record.key[:12]}`")
-            for record in reading.records if record.key in wrong
-        )  # fmt: skip
+            Fault(
+                *_place(pages, record),
+                record.key,
+                wrong[record.key],
+                f"tune it again, or remove it: `tvmflow db prune --key {record.key[:12]}`",
+            )
+            for record in reading.records
+            if record.key in wrong
+        )
 
     def _check_there(self) -> None:
         """Raises DatabaseError where no database is: no folder, or one of something else."""

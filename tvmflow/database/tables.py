@@ -17,46 +17,81 @@ COMPILER = "apache-tvm"  # whose version tells how old a record is
 
 def records(rows: Iterable[Record]) -> pd.DataFrame:
     """One row per record: key, name, target (its folder), GFLOP/s, median_s, samples, trials, bytes, tvm, date,
-    machine."""  # fmt: skip
+    machine."""
     import pandas as pd
 
     columns = {
-        "key": str, "name": str, "target": str, "GFLOP/s": float, "median_s": float, "samples": int, "trials": int,
-        "bytes": int, "tvm": str, "date": str, "machine": str,
-    }  # fmt: skip
+        "key": str,
+        "name": str,
+        "target": str,
+        "GFLOP/s": float,
+        "median_s": float,
+        "samples": int,
+        "trials": int,
+        "bytes": int,
+        "tvm": str,
+        "date": str,
+        "machine": str,
+    }
     values = [
-        (r.key, r.name, folder_name(r.parts), r.gflops, r.median_s, len(r.timings_s), r.provenance.trials,
-         len(to_line(r)) + 1, r.provenance.versions.get(COMPILER, "unknown"), r.provenance.date, r.provenance.machine)
+        (
+            r.key,
+            r.name,
+            folder_name(r.parts),
+            r.gflops,
+            r.median_s,
+            len(r.timings_s),
+            r.provenance.trials,
+            len(to_line(r)) + 1,
+            r.provenance.versions.get(COMPILER, "unknown"),
+            r.provenance.date,
+            r.provenance.machine,
+        )
         for r in rows
-    ]  # fmt: skip
+    ]
     return pd.DataFrame(values, columns=list(columns)).astype(columns)
 
 
 def comparisons(rows: Iterable[Comparison]) -> pd.DataFrame:
     """One row per convolution whose methods were compared: key, name, target (its folder), the schedule of the
     direct kernel, the median seconds of each method (none where it was not measured), the method that is taken,
-    date, machine."""  # fmt: skip
+    date, machine."""
     import pandas as pd
 
     texts = ("key", "name", "target", "schedule")
-    columns = {**dict.fromkeys(texts, str), **dict.fromkeys((f"{method} s" for method in EDGES), float),
-               **dict.fromkeys(("taken", "date", "machine"), str)}  # fmt: skip
+    columns = {
+        **dict.fromkeys(texts, str),
+        **dict.fromkeys((f"{method} s" for method in EDGES), float),
+        **dict.fromkeys(("taken", "date", "machine"), str),
+    }
     values = [
-        (one.key, one.name, folder_name(one.parts), one.direct,
-         *(one.medians_s.get(method) for method in EDGES), one.taken, one.provenance.date, one.provenance.machine)
+        (
+            one.key,
+            one.name,
+            folder_name(one.parts),
+            one.direct,
+            *(one.medians_s.get(method) for method in EDGES),
+            one.taken,
+            one.provenance.date,
+            one.provenance.machine,
+        )
         for one in rows
-    ]  # fmt: skip
+    ]
     return pd.DataFrame(values, columns=list(columns)).astype(columns)
 
 
 def stats(rows: Iterable[Record], quarantined: Mapping[str, int]) -> pd.DataFrame:
     """One row per target: records, median GFLOP/s, bytes, the versions of TVM they were tuned with, days of the
-    first and last, and the candidates in its quarantine, which `quarantined` holds by target."""  # fmt: skip
+    first and last, and the candidates in its quarantine, which `quarantined` holds by target."""
     groups = records(rows).groupby("target", as_index=False)
     table = groups.agg(
-        records=("key", "size"), speed=("GFLOP/s", "median"), bytes=("bytes", "sum"),
-        tvm=("tvm", lambda versions: ", ".join(sorted(set(versions)))), first=("date", "min"), last=("date", "max"),
-    )  # fmt: skip
+        records=("key", "size"),
+        speed=("GFLOP/s", "median"),
+        bytes=("bytes", "sum"),
+        tvm=("tvm", lambda versions: ", ".join(sorted(set(versions)))),
+        first=("date", "min"),
+        last=("date", "max"),
+    )
     days = {name: table[name].str.slice(0, 10) for name in ("first", "last")}
     dead = table["target"].map(lambda target: quarantined.get(target, 0))
     return table.assign(**days, quarantined=dead).rename(columns={"speed": "median GFLOP/s"})

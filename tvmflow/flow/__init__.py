@@ -23,7 +23,20 @@ from tvmflow.flow.compiling import Options, compile_model, inspect_model, passes
 from tvmflow.flow.tuning import Selection, Tuned, compare_methods, tasks, tune
 
 __all__ = [
-    "Options", "Selection", "Tuned", "attribute_artifact", "audit_artifact", "bench_artifact", "bisect_artifact",
-    "bisect_config", "compare_methods", "compile_model", "inspect_model", "passes", "run_artifact", "tasks", "tune",
+    "Options",
+    "Selection",
+    "Tuned",
+    "attribute_artifact",
+    "audit_artifact",
+    "bench_artifact",
+    "bisect_artifact",
+    "bisect_config",
+    "compare_methods",
+    "compile_model",
+    "inspect_model",
+    "passes",
+    "run_artifact",
+    "tasks",
+    "tune",
     "verify_artifact",
-]  # fmt: skip
+]

@@ -94,8 +94,14 @@ def audit_artifact(path: Path, timed: bool, model: Path | None) -> dict[str, Aud
                 raise UsageError("--time measures kernels on a CPU, not on a GPU", "leave it out")
             feeds = [proof.accepted(_first_seed(one, model), one) for _, one in libraries]
             seconds = in_model.kernel_seconds(*zip((place for place, _ in libraries), feeds, strict=True))
-        found, _ = process.call("tvmflow.children.running:audit_libraries", libraries, seconds,
-                                what="auditing the library", error=ArtifactError, env=proof.RUN_ENV)  # fmt: skip
+        found, _ = process.call(
+            "tvmflow.children.running:audit_libraries",
+            libraries,
+            seconds,
+            what="auditing the library",
+            error=ArtifactError,
+            env=proof.RUN_ENV,
+        )
     return dict(zip((place.name if isinstance(manifest, Bundle) else "" for place, _ in libraries), found, strict=True))
 
 
@@ -114,10 +120,17 @@ def bench_artifact(
             on_event(f"timing {name or one.name}")
             cfg = _first_seed(one, model)
             samples, _ = process.call(
-                "tvmflow.children.running:time_beside_peer", cfg, place, proof.accepted(cfg, one), threads,
-                budget_s / len(libraries), what="timing the library", error=ArtifactError,
-                env={} if frontend.is_torch(cfg) else proof.RUN_ENV, torch=frontend.is_torch(cfg),
-            )  # fmt: skip
+                "tvmflow.children.running:time_beside_peer",
+                cfg,
+                place,
+                proof.accepted(cfg, one),
+                threads,
+                budget_s / len(libraries),
+                what="timing the library",
+                error=ArtifactError,
+                env={} if frontend.is_torch(cfg) else proof.RUN_ENV,
+                torch=frontend.is_torch(cfg),
+            )
             measured[name] = tuple(samples)
     return measured
 
@@ -128,8 +141,10 @@ def _drawn(manifest: Manifest | Bundle, seed: int, sizes: Mapping[str, int]) -> 
     dims = {size for spec in manifest.signature.inputs for size in spec.shape if isinstance(size, str)}
     for name in sizes:
         if name not in dims:
-            raise UsageError(f"--dim {name}: {manifest.name} has no open dimension `{name}`",
-                             f"it has: {', '.join(sorted(dims)) or 'none'}")  # fmt: skip
+            raise UsageError(
+                f"--dim {name}: {manifest.name} has no open dimension `{name}`",
+                f"it has: {', '.join(sorted(dims)) or 'none'}",
+            )
     smallest = manifest.buckets[0].dims if isinstance(manifest, Bundle) else {}
     stated = {name: (size,) for name, size in {**smallest, **sizes}.items()}
     section = section.model_copy(update={"dims": {**section.dims, **stated}})
@@ -145,8 +160,9 @@ def _config_of(manifest: Described, model: Path | None, overrides: config.Overri
     extra = [{"model": {"path": str(model.resolve())}}] if model is not None else []
     where = model or Path(str(manifest.config["model"]["path"] or "."))
     if not where.exists():
-        raise ModelError(f"{where}: the model that {manifest.name} was compiled from is not there",
-                         "name its place with --model")  # fmt: skip
+        raise ModelError(
+            f"{where}: the model that {manifest.name} was compiled from is not there", "name its place with --model"
+        )
     cfg = config.from_dict(manifest.config, [*extra, *overrides], source=f"config of {manifest.name}")
     if cfg.model.path:
         artifact.check_source(cfg.model.path, manifest)

@@ -56,15 +56,17 @@ def compile_model(cfg: Config, out: Path, options: Options = DEFAULTS) -> Manife
 
 def passes(cfg: Config) -> dict[str, list[tuple[str, str]]]:
     """The named passes of this config's pipeline, per phase, each with why it is there."""
-    listing, _ = process.call("tvmflow.children.building:passes", cfg, what="listing the passes",
-                              torch=frontend.needs_torch(cfg))  # fmt: skip
+    listing, _ = process.call(
+        "tvmflow.children.building:passes", cfg, what="listing the passes", torch=frontend.needs_torch(cfg)
+    )
     return dict(listing)
 
 
 def inspect_model(cfg: Config) -> tuple[Signature, tuple[str, ...]]:
     """Imports a model and says what goes in and out, and what was rewritten on the way."""
-    (signature, notes), _ = process.call("tvmflow.children.building:inspect", cfg, what="importing the model",
-                                         torch=frontend.needs_torch(cfg))  # fmt: skip
+    (signature, notes), _ = process.call(
+        "tvmflow.children.building:inspect", cfg, what="importing the model", torch=frontend.needs_torch(cfg)
+    )
     return signature, notes
 
 
@@ -77,9 +79,15 @@ def build(cfg: Config, folder: Path, options: Options = DEFAULTS) -> Manifest:
             raise OutputError(f"--dump-ir {options.dump_ir}: {exc.strerror}", "name a folder") from None
     with proof.cuda_env(cfg.target.kind) as env:
         manifest, usage = process.call(
-            "tvmflow.children.building:build", cfg, folder, options.dump_ir, what="compiling", env=env,
-            on_event=options.on_event, torch=frontend.needs_torch(cfg),
-        )  # fmt: skip
+            "tvmflow.children.building:build",
+            cfg,
+            folder,
+            options.dump_ir,
+            what="compiling",
+            env=env,
+            on_event=options.on_event,
+            torch=frontend.needs_torch(cfg),
+        )
     built: Manifest = manifest.model_copy(update={"peak_rss_bytes": usage.peak_rss_bytes})
     artifact.write_manifest(folder, built)
     return built
@@ -106,6 +114,7 @@ def _with_verdict(cfg: Config, folder: Path, manifest: Manifest, options: Option
 
 def _compile_buckets(cfg: Config, folder: Path, options: Options) -> Bundle:
     """The artifact of a config with buckets, in `folder`."""
+
     def build_one(one: Config, place: Path, on_event: proof.OnEvent) -> Manifest:
         dump_ir = options.dump_ir / place.name if options.dump_ir else None
         return build(one, place, replace(options, dump_ir=dump_ir, on_event=on_event))
@@ -132,8 +141,9 @@ def _proved(cfg: Config, folder: Path, bundle: Bundle, options: Options) -> tupl
         bundle = _with_note(bundle, f"not run on its target: {reason}; `tvmflow verify` does it there")
         with tempfile.TemporaryDirectory(prefix="tvmflow-") as name:
             twin = _compile_buckets(_twin(cfg), Path(name), Options(on_event=options.on_event))
-        bundle = bundle.model_copy(update={"verdict": _noted(twin.verdict), "padding": twin.padding,
-                                           "agreement": twin.agreement})  # fmt: skip
+        bundle = bundle.model_copy(
+            update={"verdict": _noted(twin.verdict), "padding": twin.padding, "agreement": twin.agreement}
+        )
         return bundle, None
     exact = bucket_proof.exact(cfg, folder, bundle, options.on_event)
     bundle = bucket_proof.observed(cfg, folder, bundle, exact.fallback, options.on_event)

@@ -40,8 +40,9 @@ def tasks(cfg: Config) -> list[dict[str, Any]]:
     """
     rows: list[dict[str, Any]] = []
     for name, one in bundling.configs_of(cfg).items():
-        found, _ = process.call("tvmflow.children.tuning:tasks", one, what="extracting the tasks",
-                                torch=frontend.needs_torch(one))  # fmt: skip
+        found, _ = process.call(
+            "tvmflow.children.tuning:tasks", one, what="extracting the tasks", torch=frontend.needs_torch(one)
+        )
         bucket = {"bucket": name} if name else {}
         rows += [bucket | row for row in found]
     return rows
@@ -64,9 +65,15 @@ def tune(cfgs: Sequence[Config], what: Selection, on_event: Callable[[Any], None
     models = per_bucket(cfgs)
     with proof.cuda_env(cfgs[0].target.kind) as env:
         found, _ = process.call(
-            "tvmflow.children.tuning:tune", [one for _, one in models], what.pattern, what.shard, what="tuning",
-            on_event=heard, env=env, torch=frontend.needs_torch(*cfgs),
-        )  # fmt: skip
+            "tvmflow.children.tuning:tune",
+            [one for _, one in models],
+            what.pattern,
+            what.shard,
+            what="tuning",
+            on_event=heard,
+            env=env,
+            torch=frontend.needs_torch(*cfgs),
+        )
     last = next((event for event in reversed(progress) if not isinstance(event, str)), None)
     settled = {}
     if found and what == Selection() and in_model.can_settle(cfgs[0]):
@@ -87,8 +94,14 @@ def compare_methods(cfgs: Sequence[Config], again: bool, on_event: Callable[[Any
     if not served:
         return []
     models = [one for _, one in per_bucket(served)]
-    found, _ = process.call("tvmflow.children.tuning:compare_methods", models, again, what="comparing methods",
-                            on_event=on_event, torch=frontend.needs_torch(*served))  # fmt: skip
+    found, _ = process.call(
+        "tvmflow.children.tuning:compare_methods",
+        models,
+        again,
+        what="comparing methods",
+        on_event=on_event,
+        torch=frontend.needs_torch(*served),
+    )
     return list(found)
 
 

@@ -17,10 +17,34 @@ from tvm import relax
 from tvmflow import run_time_check
 from tvmflow.frontend.sizes import Size, SizeArithmetic, is_size
 
-BROADCASTS = frozenset({
-    "Add", "Sub", "Mul", "Div", "Mod", "Pow", "Max", "Min", "Sum", "Mean", "Where", "PRelu", "And", "Or", "Xor",
-    "Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitShift",
-})
+BROADCASTS = frozenset(
+    {
+        "Add",
+        "Sub",
+        "Mul",
+        "Div",
+        "Mod",
+        "Pow",
+        "Max",
+        "Min",
+        "Sum",
+        "Mean",
+        "Where",
+        "PRelu",
+        "And",
+        "Or",
+        "Xor",
+        "Equal",
+        "Less",
+        "LessOrEqual",
+        "Greater",
+        "GreaterOrEqual",
+        "BitwiseAnd",
+        "BitwiseOr",
+        "BitwiseXor",
+        "BitShift",
+    }
+)
 
 
 def agreed(node: NodeProto, inputs: Sequence[Any], builder: relax.BlockBuilder, sizes: SizeArithmetic) -> list[Any]:
@@ -57,8 +81,7 @@ def _as(builder: relax.BlockBuilder, value: relax.Expr, shape: list[Size]) -> re
 
 
 def _has_shape(value: Any) -> bool:
-    return (value is not None and isinstance(value.ty, relax.TensorType)
-            and isinstance(value.ty.shape, relax.ShapeExpr))
+    return value is not None and isinstance(value.ty, relax.TensorType) and isinstance(value.ty.shape, relax.ShapeExpr)
 
 
 def _length(size: Size) -> tuple[bool, int]:

@@ -32,7 +32,8 @@ def check_alike(node: NodeProto, then: Sequence[relax.Type], other: Sequence[rel
                 f"{describe(node)}: output '{name}' has rank {a.ndim} and dtype {a.dtype} where the condition holds, "
                 f"rank {b.ndim} and dtype {b.dtype} where not, and only a run tells which",
                 "if sizes decide it, fix those of the inputs ([model.inputs], [shapes.dims], --shape); else export the "
-                "model so that both branches give the same rank and dtype")
+                "model so that both branches give the same rank and dtype",
+            )
 
 
 def stopping(what: str, types: Sequence[relax.TensorType], symbols: Sequence[tirx.Var]) -> relax.Function:

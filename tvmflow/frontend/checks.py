@@ -19,11 +19,23 @@ LOOPS = frozenset({"Loop", "Scan"})
 BUILT_IN = frozenset({"If", "Constant"})
 STANDARD = ("", "ai.onnx")
 # Element types that both ONNX and TVM compute with.
-SUPPORTED_TYPES = frozenset({
-    TensorProto.BOOL, TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64, TensorProto.UINT8,
-    TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64, TensorProto.FLOAT16, TensorProto.BFLOAT16,
-    TensorProto.FLOAT, TensorProto.DOUBLE,
-})
+SUPPORTED_TYPES = frozenset(
+    {
+        TensorProto.BOOL,
+        TensorProto.INT8,
+        TensorProto.INT16,
+        TensorProto.INT32,
+        TensorProto.INT64,
+        TensorProto.UINT8,
+        TensorProto.UINT16,
+        TensorProto.UINT32,
+        TensorProto.UINT64,
+        TensorProto.FLOAT16,
+        TensorProto.BFLOAT16,
+        TensorProto.FLOAT,
+        TensorProto.DOUBLE,
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -54,14 +66,15 @@ def check(model: ModelProto, converters: Container[str], refusal: Refusal = noth
     if not found:
         return
     lines = [f"{fault.where}: {fault.why}" for fault in found]
-    message = lines[0] if len(lines) == 1 else f"{len(lines)} things cannot be compiled\n" + "\n".join(
-        f"  {line}" for line in lines)
+    message = (
+        lines[0]
+        if len(lines) == 1
+        else f"{len(lines)} things cannot be compiled\n" + "\n".join(f"  {line}" for line in lines)
+    )
     raise UnsupportedError(message, "; ".join(dict.fromkeys(fault.advice for fault in found)))
 
 
-def faults(
-    model: ModelProto, converters: Container[str], refusal: Refusal = nothing_refused
-) -> Iterator[Fault]:
+def faults(model: ModelProto, converters: Container[str], refusal: Refusal = nothing_refused) -> Iterator[Fault]:
     """Everything that `check` would refuse, in the order of the file."""
     yield from _value_faults(model.graph)
     constants = {tensor.name: tensor for graph in graphs(model) for tensor in graph.initializer}
@@ -102,13 +115,17 @@ def _node_faults(node: NodeProto, version: int, converters: Container[str]) -> I
     where, key = describe(node), operator_key(node)
     if node.domain not in STANDARD:
         if key not in converters:
-            yield Fault(where, f"operators of the domain '{node.domain}' have no converter",
-                        "export the model with operators of ai.onnx only")
+            yield Fault(
+                where,
+                f"operators of the domain '{node.domain}' have no converter",
+                "export the model with operators of ai.onnx only",
+            )
     elif not onnx.defs.has(node.op_type, version, ""):
         yield Fault(where, f"ai.onnx has no such operator in opset {version}", "export the model again")
     elif node.op_type in RANDOM:
-        yield Fault(where, "its result is random, so that no run can be verified",
-                    "make random values an input of the model")
+        yield Fault(
+            where, "its result is random, so that no run can be verified", "make random values an input of the model"
+        )
     elif node.op_type in LOOPS and key not in converters:
         yield Fault(where, "loops are not compiled", "export the model with its loops unrolled")
     elif key not in converters and node.op_type not in BUILT_IN:

@@ -30,8 +30,10 @@ def inline_local_functions(model: ModelProto) -> ModelProto:
     try:
         InlinePass()(ir)
     except (ValueError, onnx_ir.passes.PassError, onnx_ir.passes.PreconditionError) as exc:
-        raise UnsupportedError(f"the model's own functions cannot be inlined: {exc.__cause__ or exc}",
-                               "export the model without functions, or with one opset version throughout") from None
+        raise UnsupportedError(
+            f"the model's own functions cannot be inlined: {exc.__cause__ or exc}",
+            "export the model without functions, or with one opset version throughout",
+        ) from None
     return onnx_ir.serde.serialize_model(ir)
 
 
@@ -82,16 +84,13 @@ def _chosen(model: ModelProto, wanted: Callable[[NodeProto], bool], version: int
                 yield node
 
 
-def _function_of(
-    node: NodeProto, version: int, types: Mapping[str, tuple[int, object]], name: str
-) -> FunctionProto:
+def _function_of(node: NodeProto, version: int, types: Mapping[str, tuple[int, object]], name: str) -> FunctionProto:
     """The body of `node`'s operator as a function of the model called `name`."""
     schema = onnx.defs.get_schema(node.op_type, version, "")
     if schema.has_context_dependent_function:
         inputs = [_type_of(types.get(value)).SerializeToString() for value in node.input]
         versions = [v for v in schema.context_dependent_function_opset_versions if v <= version]
-        body = schema.get_context_dependent_function_with_opset_version(
-            max(versions), node.SerializeToString(), inputs)
+        body = schema.get_context_dependent_function_with_opset_version(max(versions), node.SerializeToString(), inputs)
     else:
         body = schema.get_function_with_opset_version(max(v for v in schema.function_opset_versions if v <= version))
     function = FunctionProto.FromString(body)

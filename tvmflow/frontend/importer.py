@@ -28,13 +28,26 @@ from tvmflow.frontend.sizes import SizeArithmetic
 
 # Operator -> the inputs that its converter takes as a relax.ShapeExpr where their values are known as expressions.
 SHAPE_INPUTS: Mapping[str, Set[int]] = {
-    "Reshape": {1}, "Expand": {1}, "ConstantOfShape": {0}, "Resize": {3}, "Slice": {1, 2}, "Tile": {1},
+    "Reshape": {1},
+    "Expand": {1},
+    "ConstantOfShape": {0},
+    "Resize": {3},
+    "Slice": {1, 2},
+    "Tile": {1},
 }
 BRANCHES = ("then_branch", "else_branch")
-SEQUENCE_OPERATORS = frozenset({
-    "Optional", "OptionalGetElement", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert",
-    "ConcatFromSequence", "SplitToSequence",
-})
+SEQUENCE_OPERATORS = frozenset(
+    {
+        "Optional",
+        "OptionalGetElement",
+        "SequenceConstruct",
+        "SequenceEmpty",
+        "SequenceErase",
+        "SequenceInsert",
+        "ConcatFromSequence",
+        "SplitToSequence",
+    }
+)
 
 
 def import_model(
@@ -66,8 +79,15 @@ class Importer(ONNXGraphImporter):  # type: ignore[misc] # TVM carries no types
     are kept as ShapeValue.
     """
 
-    def __init__(self, given: Mapping[str, relax.Expr | ShapeValue], symbols: Sequence[tirx.Var], opset: int,
-                 branches: relax.BlockBuilder, sizes: SizeArithmetic, notes: list[str]) -> None:
+    def __init__(
+        self,
+        given: Mapping[str, relax.Expr | ShapeValue],
+        symbols: Sequence[tirx.Var],
+        opset: int,
+        branches: relax.BlockBuilder,
+        sizes: SizeArithmetic,
+        notes: list[str],
+    ) -> None:
         super().__init__({}, {}, keep_params_in_input=False, sanitize=False)
         self.opset = opset
         self._given = dict(given)
@@ -112,12 +132,16 @@ class Importer(ONNXGraphImporter):  # type: ignore[misc] # TVM carries no types
             inputs = [self._declared(name) for name in dict.fromkeys(node.input) if name]
             if node.op_type != "If" and (wrong := contradiction(node, inputs, self.opset)):
                 reason = last_line(wrong)[:300].rpartition("Error] ")[2]
-                raise UnsupportedError(f"{describe(node)}: it cannot run at these sizes: {reason}",
-                                       "correct the sizes of the inputs, or the model") from wrong
+                raise UnsupportedError(
+                    f"{describe(node)}: it cannot run at these sizes: {reason}",
+                    "correct the sizes of the inputs, or the model",
+                ) from wrong
             if isinstance(exc, UnsupportedError):
                 raise
-            raise UnsupportedError(f"{describe(node)}: TVM cannot convert it: {last_line(exc)[:300]}",
-                                   "change the model so that it does without this node") from exc
+            raise UnsupportedError(
+                f"{describe(node)}: TVM cannot convert it: {last_line(exc)[:300]}",
+                "change the model so that it does without this node",
+            ) from exc
 
     def _declared(self, name: str) -> onnx.ValueInfoProto | None:
         """A value's type as ONNX states it, None where it has none that ONNX can state; unknown sizes are left open."""
@@ -142,8 +166,10 @@ class Importer(ONNXGraphImporter):  # type: ignore[misc] # TVM carries no types
         if node.op_type == "Range" and not node.domain and (positions := self._range(values)) is not None:
             return [positions]
         as_shape = SHAPE_INPUTS.get(node.op_type, set()) if not node.domain else set()
-        operands = [value.as_shape() if i in as_shape and isinstance(value, ShapeValue) else self._tensor(value)
-                    for i, value in enumerate(values)]
+        operands = [
+            value.as_shape() if i in as_shape and isinstance(value, ShapeValue) else self._tensor(value)
+            for i, value in enumerate(values)
+        ]
         inputs = onnx_input(agreed(node, operands, self.bb, self._sizes))
         attributes["tvm_custom"] = {"name": node.name, "num_outputs": len(node.output)}
         converter = self._converters[operator_key(node)]

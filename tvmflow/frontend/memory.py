@@ -11,8 +11,13 @@ from onnx import TensorProto
 
 from tvmflow.errors import ModelError
 
-_SUB_BYTE_BITS = {TensorProto.INT4: 4, TensorProto.UINT4: 4, TensorProto.FLOAT4E2M1: 4,
-                  TensorProto.INT2: 2, TensorProto.UINT2: 2}
+_SUB_BYTE_BITS = {
+    TensorProto.INT4: 4,
+    TensorProto.UINT4: 4,
+    TensorProto.FLOAT4E2M1: 4,
+    TensorProto.INT2: 2,
+    TensorProto.UINT2: 2,
+}
 
 
 def bits_of(elem_type: int) -> int:
@@ -32,5 +37,7 @@ def check_fits(what: str, shape: Sequence[int], elem_type: int) -> None:
     needed = math.prod(shape) * bits_of(elem_type) // 8
     free = psutil.virtual_memory().available
     if needed > free:
-        raise ModelError(f"{what} of shape {list(shape)} takes {needed:,} bytes, and {free:,} bytes of memory are free",
-                         "make the shapes smaller, or use a machine with more memory")
+        raise ModelError(
+            f"{what} of shape {list(shape)} takes {needed:,} bytes, and {free:,} bytes of memory are free",
+            "make the shapes smaller, or use a machine with more memory",
+        )

@@ -101,9 +101,18 @@ def fold_constants(model: ModelProto) -> ModelProto:
     ir = onnx_ir.serde.deserialize_model(model)
     pipeline = onnx_ir.passes.Sequential(
         onnx_ir.passes.PassManager(
-            [FoldConstantsPass(shape_inference=True, input_size_limit=MAX_FOLDED_INPUT,
-                               output_size_limit=MAX_FOLDED_OUTPUT, should_fold=_may_fold),
-             passes.RemoveUnusedNodesPass()], steps=4, early_stop=True),
+            [
+                FoldConstantsPass(
+                    shape_inference=True,
+                    input_size_limit=MAX_FOLDED_INPUT,
+                    output_size_limit=MAX_FOLDED_OUTPUT,
+                    should_fold=_may_fold,
+                ),
+                passes.RemoveUnusedNodesPass(),
+            ],
+            steps=4,
+            early_stop=True,
+        ),
         passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
         passes.LiftSubgraphInitializersToMainGraphPass(),
         passes.CommonSubexpressionEliminationPass(),
@@ -114,8 +123,9 @@ def fold_constants(model: ModelProto) -> ModelProto:
         try:
             pipeline(ir)
         except onnx_ir.passes.PassError as exc:
-            raise ModelError(f"the model's constants cannot be computed: {_innermost(exc)}",
-                             "check that ONNX Runtime runs the model") from None
+            raise ModelError(
+                f"the model's constants cannot be computed: {_innermost(exc)}", "check that ONNX Runtime runs the model"
+            ) from None
     return onnx_ir.serde.serialize_model(ir)
 
 

@@ -52,8 +52,9 @@ def load(path: Path, model_inputs: Mapping[str, config.ModelInput], dims: Mappin
         check(model, ops.convert_map(), ops.refusals)
         dtypes = {value.name: dtype_name(value.type.tensor_type.elem_type) for value in model.graph.input}
         mod, more = import_model(model, input_shapes(model.graph), dtypes)
-        ranged = [spec.model_copy(update={"range": limits})
-                  for spec, limits in zip(inputs, input_ranges(model), strict=True)]
+        ranged = [
+            spec.model_copy(update={"range": limits}) for spec, limits in zip(inputs, input_ranges(model), strict=True)
+        ]
         return Model(mod, Signature(inputs=tuple(ranged), outputs=_output_specs(outputs, inputs, mod)), notes + more)
 
 
@@ -104,14 +105,17 @@ def _check_valid(model: ModelProto) -> None:
         onnx.checker.check_model(light)
     except onnx.checker.ValidationError as exc:
         lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
-        raise ModelError(f"not a valid model: {lines[0] if lines else 'onnx.checker refuses it'}",
-                         EXPORT_AGAIN, str(exc)) from None
+        raise ModelError(
+            f"not a valid model: {lines[0] if lines else 'onnx.checker refuses it'}", EXPORT_AGAIN, str(exc)
+        ) from None
 
 
 def _input_specs(model: ModelProto) -> list[TensorSpec]:
     shapes = input_shapes(model.graph)
-    return [TensorSpec(name=value.name, dtype=dtype_name(value.type.tensor_type.elem_type), shape=shapes[value.name])
-            for value in real_inputs(model.graph)]
+    return [
+        TensorSpec(name=value.name, dtype=dtype_name(value.type.tensor_type.elem_type), shape=shapes[value.name])
+        for value in real_inputs(model.graph)
+    ]
 
 
 def _declared(value: onnx.ValueInfoProto) -> tuple[str, str]:
@@ -132,11 +136,13 @@ def _output_specs(
 def _output_spec(name: str, declared: str, ty: relax.Type, known: set[str]) -> TensorSpec:
     """One output; refuses what the importer gave another type than the file declares."""
     if not isinstance(ty, relax.TensorType) or ty.ndim < 0:
-        raise UnsupportedError(f"output '{name}' has no rank that is known before the model runs",
-                               "export the model so that both branches of each If give the same rank")
+        raise UnsupportedError(
+            f"output '{name}' has no rank that is known before the model runs",
+            "export the model so that both branches of each If give the same rank",
+        )
     dtype = str(ty.dtype)
     if declared not in ("undefined", dtype):
-        raise UnsupportedError(f"output '{name}' is declared as {declared}, and the nodes before it give {dtype}",
-                               "export the model again")
+        raise UnsupportedError(
+            f"output '{name}' is declared as {declared}, and the nodes before it give {dtype}", "export the model again"
+        )
     return TensorSpec(name=name, dtype=dtype, shape=shape_text(ty, known))
-

@@ -88,8 +88,10 @@ def _bytes_of(path: Path) -> bytes:
     try:
         size_bytes = path.stat().st_size
         if path.is_file() and size_bytes > MAX_PROTOBUF_BYTES:
-            raise ModelError(f"{size_bytes:,} bytes are more than one protobuf file can hold",
-                             "store the weights as external data: onnx.save(..., save_as_external_data=True)")
+            raise ModelError(
+                f"{size_bytes:,} bytes are more than one protobuf file can hold",
+                "store the weights as external data: onnx.save(..., save_as_external_data=True)",
+            )
         return path.read_bytes()
     except FileNotFoundError:
         raise ModelError("no such file", "check model.path") from None
@@ -119,15 +121,19 @@ def _check_header(model: ModelProto) -> None:
     if model.ir_version < 1:
         raise ModelError("has no IR version", EXPORT_AGAIN)
     if model.ir_version > onnx.IR_VERSION:
-        raise ModelError(f"IR version {model.ir_version} is newer than onnx {onnx.__version__} knows "
-                         f"({onnx.IR_VERSION})", "install a newer onnx, or export with an older IR version")
+        raise ModelError(
+            f"IR version {model.ir_version} is newer than onnx {onnx.__version__} knows ({onnx.IR_VERSION})",
+            "install a newer onnx, or export with an older IR version",
+        )
     versions = [entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
     if not versions and model.ir_version >= 3 and not any(node.domain for node in model.graph.node):
         raise ModelError("names no opset version", "export it again with an opset, e.g. opset_version=18")
     newest = onnx.defs.onnx_opset_version()
     if versions and versions[0] > newest:
-        raise ModelError(f"opset {versions[0]} is newer than onnx {onnx.__version__} knows ({newest})",
-                         f"export with opset_version <= {newest}, or install a newer onnx")
+        raise ModelError(
+            f"opset {versions[0]} is newer than onnx {onnx.__version__} knows ({newest})",
+            f"export with opset_version <= {newest}, or install a newer onnx",
+        )
     if not model.graph.output:
         raise ModelError("the graph has no outputs", EXPORT_AGAIN)
 
@@ -142,7 +148,9 @@ def _check_inline(tensor: TensorProto) -> None:
     if tensor.HasField("raw_data") and len(tensor.raw_data) != _expected_bytes(tensor):
         raise ModelError(
             f"tensor '{tensor.name}' of shape {list(tensor.dims)} needs {_expected_bytes(tensor):,} bytes of "
-            f"data and has {len(tensor.raw_data):,}", EXPORT_AGAIN)
+            f"data and has {len(tensor.raw_data):,}",
+            EXPORT_AGAIN,
+        )
 
 
 def _entries(tensor: TensorProto) -> dict[str, str]:
@@ -157,26 +165,37 @@ def _load_external(path: Path, tensor: TensorProto) -> None:
     file = path.parent / location
     folder = path.parent.resolve()
     if not location or Path(location).is_absolute() or not file.resolve().is_relative_to(folder):
-        raise ModelError(f"{where}: its external data '{location}' lies outside the model's folder",
-                         "external data must lie beside the model; save the model again with relative locations")
+        raise ModelError(
+            f"{where}: its external data '{location}' lies outside the model's folder",
+            "external data must lie beside the model; save the model again with relative locations",
+        )
     if not file.is_file():
-        raise ModelError(f"{where}: its external data file {file} does not exist",
-                         f"put {location} beside the model, where the export wrote it")
+        raise ModelError(
+            f"{where}: its external data file {file} does not exist",
+            f"put {location} beside the model, where the export wrote it",
+        )
     try:
         offset, length = int(entries.get("offset", 0)), int(entries.get("length", _expected_bytes(tensor)))
     except ValueError:
         raise ModelError(f"{where}: its external data has no valid offset and length", EXPORT_AGAIN) from None
     size_bytes = file.stat().st_size
     if offset < 0 or length != _expected_bytes(tensor):
-        raise ModelError(f"{where} of shape {list(tensor.dims)} needs {_expected_bytes(tensor):,} bytes of external "
-                         f"data, and the model gives it {length:,} at offset {offset:,}", EXPORT_AGAIN)
+        raise ModelError(
+            f"{where} of shape {list(tensor.dims)} needs {_expected_bytes(tensor):,} bytes of external "
+            f"data, and the model gives it {length:,} at offset {offset:,}",
+            EXPORT_AGAIN,
+        )
     if offset + length > size_bytes:
-        raise ModelError(f"{where}: its external data file {file} is too short: {offset + length:,} bytes are needed, "
-                         f"it has {size_bytes:,}", EXPORT_AGAIN)
+        raise ModelError(
+            f"{where}: its external data file {file} is too short: {offset + length:,} bytes are needed, "
+            f"it has {size_bytes:,}",
+            EXPORT_AGAIN,
+        )
     try:
         onnx.external_data_helper.load_external_data_for_tensor(tensor, str(folder))
     except (OSError, ValueError, onnx.checker.ValidationError) as exc:
-        raise ModelError(f"{where}: its external data file {file} cannot be read: {exc}",
-                         "check the file's permissions") from None
+        raise ModelError(
+            f"{where}: its external data file {file} cannot be read: {exc}", "check the file's permissions"
+        ) from None
     tensor.data_location = TensorProto.DEFAULT
     del tensor.external_data[:]

@@ -12,9 +12,16 @@ from tvmflow.frontend.onnx_file import subgraphs
 
 EXPORT_AGAIN = "the exporter wrote a broken graph; export it again, with a newer exporter if you can"
 # Their values differ from run to run, so no run at compile time may stand for them.
-RANDOM = frozenset({
-    "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial",
-})
+RANDOM = frozenset(
+    {
+        "RandomNormal",
+        "RandomNormalLike",
+        "RandomUniform",
+        "RandomUniformLike",
+        "Bernoulli",
+        "Multinomial",
+    }
+)
 
 
 def describe(node: NodeProto) -> str:
@@ -51,14 +58,17 @@ def sort_nodes(model: ModelProto) -> None:
 
 def _order(graph: GraphProto, outer: Set[str]) -> None:
     given = _unique("input", (value.name for value in graph.input))
-    given |= _unique("initialiser", [value.name for value in graph.initializer]
-                     + [value.values.name for value in graph.sparse_initializer])
+    given |= _unique(
+        "initialiser",
+        [value.name for value in graph.initializer] + [value.values.name for value in graph.sparse_initializer],
+    )
     makers = _makers(graph, given)
     known = outer | given | makers.keys()
     for index, node in enumerate(graph.node):
         for name in sorted(uses(node) - known):
-            raise ModelError(f"node {describe(node)}, number {index}, reads '{name}', which nothing defines",
-                             EXPORT_AGAIN)
+            raise ModelError(
+                f"node {describe(node)}, number {index}, reads '{name}', which nothing defines", EXPORT_AGAIN
+            )
     for value in graph.output:
         if value.name not in known:
             raise ModelError(f"output '{value.name}' is defined by nothing", EXPORT_AGAIN)
@@ -90,8 +100,7 @@ def _makers(graph: GraphProto, given: Set[str]) -> dict[str, int]:
         for name in filter(None, node.output):
             if name in makers or name in given:
                 first = describe(graph.node[makers[name]]) if name in makers else "an input or initialiser"
-                raise ModelError(f"value '{name}' is defined twice, by {first} and by {describe(node)}",
-                                 EXPORT_AGAIN)
+                raise ModelError(f"value '{name}' is defined twice, by {first} and by {describe(node)}", EXPORT_AGAIN)
             makers[name] = index
     return makers
 

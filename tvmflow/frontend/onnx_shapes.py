@@ -33,8 +33,10 @@ def fix_shapes(model: ModelProto, inputs: Mapping[str, config.ModelInput], dims:
     names = _dim_names(shapes)
     _known("dimension", dims, sorted({*names, *names.values()}), "shapes.dims")
     for value in real:
-        sizes = [dims.get(dim, dims.get(names[dim], names[dim])) if isinstance(dim, str) else dim
-                 for dim in shapes[value.name]]
+        sizes = [
+            dims.get(dim, dims.get(names[dim], names[dim])) if isinstance(dim, str) else dim
+            for dim in shapes[value.name]
+        ]
         _check_dtype(value, inputs.get(value.name))
         elem_type = value.type.tensor_type.elem_type
         value.CopyFrom(onnx.helper.make_tensor_value_info(value.name, elem_type, sizes))
@@ -70,8 +72,9 @@ def value_types(model: ModelProto) -> dict[str, tuple[int, Shape | None]]:
     try:
         inferred = onnx.shape_inference.infer_shapes(without_weights(model), strict_mode=False, data_prop=True)
     except (onnx.shape_inference.InferenceError, ValueError) as exc:
-        raise ModelError(f"the shapes of the model contradict each other: {exc}",
-                         "check model.inputs and shapes.dims") from None
+        raise ModelError(
+            f"the shapes of the model contradict each other: {exc}", "check model.inputs and shapes.dims"
+        ) from None
     graph = inferred.graph
     found = {value.name: value.type.tensor_type for value in (*graph.input, *graph.value_info, *graph.output)}
     types = {name: (tensor.elem_type, _dims(tensor)) for name, tensor in found.items()}
@@ -85,8 +88,12 @@ def contradiction(node: NodeProto, inputs: Sequence[ValueInfoProto | None], opse
     if len(known) < len(inputs):
         return None
     outputs = [onnx.helper.make_empty_tensor_value_info(name) for name in node.output if name]
-    model = onnx.helper.make_model(onnx.helper.make_graph([node], "node", known, outputs), opset_imports=[
-        onnx.helper.make_opsetid(domain, version) for domain, version in {node.domain: 1, "": opset}.items()])
+    model = onnx.helper.make_model(
+        onnx.helper.make_graph([node], "node", known, outputs),
+        opset_imports=[
+            onnx.helper.make_opsetid(domain, version) for domain, version in {node.domain: 1, "": opset}.items()
+        ],
+    )
     try:
         onnx.shape_inference.infer_shapes(model, strict_mode=True)
     except onnx.shape_inference.InferenceError as exc:
@@ -97,8 +104,7 @@ def contradiction(node: NodeProto, inputs: Sequence[ValueInfoProto | None], opse
 
 def without_weights(model: ModelProto) -> ModelProto:
     """A copy in which large weights are inputs: small enough for what copies the whole model."""
-    light = ModelProto(ir_version=max(model.ir_version, 4), opset_import=model.opset_import,
-                       functions=model.functions)
+    light = ModelProto(ir_version=max(model.ir_version, 4), opset_import=model.opset_import, functions=model.functions)
     light.graph.name = model.graph.name
     light.graph.node.extend(model.graph.node)
     light.graph.output.extend(model.graph.output)
@@ -128,23 +134,39 @@ def _shape_of(value: ValueInfoProto, given: config.ModelInput | None) -> Shape:
     """The shape of an input: from the config where it says so, else from the file; unnamed sizes get names."""
     if value.type.WhichOneof("value") != "tensor_type":
         kind = value.type.WhichOneof("value") or "untyped value"
-        raise UnsupportedError(f"input '{value.name}' is a {kind.removesuffix('_type')}, not a tensor",
-                               "export the model with tensors as inputs")
+        raise UnsupportedError(
+            f"input '{value.name}' is a {kind.removesuffix('_type')}, not a tensor",
+            "export the model with tensors as inputs",
+        )
     declared = _dims(value.type.tensor_type)
-    named = None if declared is None else tuple(
-        dim if isinstance(dim, int) and dim >= 0 else _symbol(dim, value.name, axis)
-        for axis, dim in enumerate(declared))
+    named = (
+        None
+        if declared is None
+        else tuple(
+            dim if isinstance(dim, int) and dim >= 0 else _symbol(dim, value.name, axis)
+            for axis, dim in enumerate(declared)
+        )
+    )
     if given is None or given.shape is None:
         if named is None:
-            raise ModelError(f"input '{value.name}' has no shape, not even a rank",
-                             f'give one: [model.inputs."{value.name}"] shape = [1, 3, 224, 224]')
+            raise ModelError(
+                f"input '{value.name}' has no shape, not even a rank",
+                f'give one: [model.inputs."{value.name}"] shape = [1, 3, 224, 224]',
+            )
         return named
-    fits = named is None or (len(named) == len(given.shape) and all(
-        isinstance(have, str) or isinstance(want, str) or have == want
-        for have, want in zip(named, given.shape, strict=True)))
+    fits = named is None or (
+        len(named) == len(given.shape)
+        and all(
+            isinstance(have, str) or isinstance(want, str) or have == want
+            for have, want in zip(named, given.shape, strict=True)
+        )
+    )
     if not fits:
-        raise ConfigError(f"model.inputs.{value.name}.shape {list(given.shape)} does not fit the model, "
-                          f"which has {list(named or ())}", "only sizes that the model leaves open can be chosen")
+        raise ConfigError(
+            f"model.inputs.{value.name}.shape {list(given.shape)} does not fit the model, "
+            f"which has {list(named or ())}",
+            "only sizes that the model leaves open can be chosen",
+        )
     fixed = named or given.shape
     return tuple(have if isinstance(have, int) else want for have, want in zip(fixed, given.shape, strict=True))
 
@@ -180,11 +202,14 @@ def _check_dtype(value: ValueInfoProto, given: config.ModelInput | None) -> None
         value.type.tensor_type.elem_type = elem_type
     have = dtype_name(elem_type)
     if have not in get_args(config.DType):
-        raise UnsupportedError(f"input '{value.name}' has the type {have}", "inputs can be "
-                               + ", ".join(get_args(config.DType)))
+        raise UnsupportedError(
+            f"input '{value.name}' has the type {have}", "inputs can be " + ", ".join(get_args(config.DType))
+        )
     if given is not None and given.dtype is not None and given.dtype != have:
-        raise ConfigError(f"model.inputs.{value.name}.dtype is {given.dtype}, and the model's is {have}",
-                          f'take dtype = "{have}", or export the model with that type')
+        raise ConfigError(
+            f"model.inputs.{value.name}.dtype is {given.dtype}, and the model's is {have}",
+            f'take dtype = "{have}", or export the model with that type',
+        )
 
 
 def dtype_name(elem_type: int) -> str:

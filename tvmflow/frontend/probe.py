@@ -38,9 +38,12 @@ def isolate(path: Path, result: str, values: Mapping[str, np.ndarray], out: Path
     if missing := [name for name in inputs if name not in values]:
         raise UnsupportedError(f"{describe(node)}: no value of {', '.join(missing)} is known", "look at it by hand")
     graph = onnx.helper.make_graph(
-        [node], "node", [_value(name, values[name]) for name in inputs],
-        [types[name] for name in node.output if name in types], weights,
-    )  # fmt: skip
+        [node],
+        "node",
+        [_value(name, values[name]) for name in inputs],
+        [types[name] for name in node.output if name in types],
+        weights,
+    )
     alone = onnx.helper.make_model(graph, opset_imports=model.opset_import, functions=model.functions)
     alone.ir_version = max(model.ir_version, 4)
     onnx.save(alone, out)
@@ -50,8 +53,9 @@ def isolate(path: Path, result: str, values: Mapping[str, np.ndarray], out: Path
 def _types(model: ModelProto) -> dict[str, ValueInfoProto]:
     """By name the tensors whose dtype is known; shapes are left out, they follow from the inputs."""
     graph = onnx.shape_inference.infer_shapes(model).graph
-    return {value.name: _bare(value) for value in (*graph.value_info, *graph.output)
-            if value.type.tensor_type.elem_type}  # fmt: skip
+    return {
+        value.name: _bare(value) for value in (*graph.value_info, *graph.output) if value.type.tensor_type.elem_type
+    }
 
 
 def _bare(value: ValueInfoProto) -> ValueInfoProto:

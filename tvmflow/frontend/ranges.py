@@ -13,11 +13,37 @@ from onnx import AttributeProto, ModelProto, NodeProto, TensorProto
 from tvmflow.frontend.onnx_shapes import Shape, value_types
 
 Range = tuple[float, float]
-INTEGERS = frozenset({TensorProto.INT8, TensorProto.INT16, TensorProto.INT32, TensorProto.INT64, TensorProto.UINT8,
-                      TensorProto.UINT16, TensorProto.UINT32, TensorProto.UINT64})
+INTEGERS = frozenset(
+    {
+        TensorProto.INT8,
+        TensorProto.INT16,
+        TensorProto.INT32,
+        TensorProto.INT64,
+        TensorProto.UINT8,
+        TensorProto.UINT16,
+        TensorProto.UINT32,
+        TensorProto.UINT64,
+    }
+)
 # Operators whose result holds the same values as their first input.
-CARRIERS = frozenset({"Cast", "CastLike", "Reshape", "Unsqueeze", "Squeeze", "Identity", "Slice", "Flatten",
-                      "Transpose", "Expand", "Gather", "Tile", "Split", "Concat"})
+CARRIERS = frozenset(
+    {
+        "Cast",
+        "CastLike",
+        "Reshape",
+        "Unsqueeze",
+        "Squeeze",
+        "Identity",
+        "Slice",
+        "Flatten",
+        "Transpose",
+        "Expand",
+        "Gather",
+        "Tile",
+        "Split",
+        "Concat",
+    }
+)
 LOOKUPS = frozenset({"Gather", "GatherElements"})
 
 
@@ -34,8 +60,11 @@ def input_ranges(model: ModelProto) -> list[Range | None]:
     for value in graph.input:
         limits: list[Range] = []
         if value.type.tensor_type.elem_type in INTEGERS:
-            limits = [limit for name, node in _reached(value.name, readers)
-                      if (limit := _limit(name, node, types, weights)) is not None]
+            limits = [
+                limit
+                for name, node in _reached(value.name, readers)
+                if (limit := _limit(name, node, types, weights)) is not None
+            ]
         found.append((max(low for low, _ in limits), min(high for _, high in limits)) if limits else None)
     return found
 
@@ -88,5 +117,3 @@ def _reads_as_mask(
 
 def _attribute(node: NodeProto, name: str, default: int) -> int:
     return next((int(a.i) for a in node.attribute if a.name == name and a.type == AttributeProto.INT), default)
-
-

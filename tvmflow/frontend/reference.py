@@ -46,8 +46,10 @@ def _run(path: Path, call: Callable[[dict[str, Any]], Arrays], feeds: Sequence[F
     try:
         return [call(dict(feed)) for feed in feeds]
     except Exception as exc:  # a reference raises whatever it likes; all of it is its verdict on these inputs
-        raise ReferenceRunError(f"{path}: the reference fails on these inputs: {first_line(exc)[:500]}",
-                              "give inputs that fit the model, e.g. by verify.ranges or verify.inputs") from exc
+        raise ReferenceRunError(
+            f"{path}: the reference fails on these inputs: {first_line(exc)[:500]}",
+            "give inputs that fit the model, e.g. by verify.ranges or verify.inputs",
+        ) from exc
 
 
 def _onnxruntime(path: Path) -> Callable[[dict[str, Any]], Arrays]:
@@ -60,8 +62,9 @@ def _onnxruntime(path: Path) -> Callable[[dict[str, Any]], Arrays]:
         session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as exc:  # its exceptions have no base class of their own
         reason = first_line(exc)[:500]
-        raise ReferenceRunError(f"{path}: ONNX Runtime cannot load the model: {reason}",
-                              'try verify.reference = "onnx"', reason) from exc
+        raise ReferenceRunError(
+            f"{path}: ONNX Runtime cannot load the model: {reason}", 'try verify.reference = "onnx"', reason
+        ) from exc
     names = [output.name for output in session.get_outputs()]
     unique = list(dict.fromkeys(names))
 
@@ -96,8 +99,10 @@ def _onnx_reference(path: Path) -> Callable[[dict[str, Any]], Arrays]:
         evaluator = ReferenceEvaluator(onnx.load(path))
     except Exception as exc:  # it raises whatever its parts raise
         reason = first_line(exc)[:500]
-        raise ReferenceRunError(f"{path}: onnx's reference implementation cannot load the model: {reason}",
-                              "verify with another reference, or give verify.enabled = false by name") from exc
+        raise ReferenceRunError(
+            f"{path}: onnx's reference implementation cannot load the model: {reason}",
+            "verify with another reference, or give verify.enabled = false by name",
+        ) from exc
 
     def call(feed: dict[str, Any]) -> Arrays:
         with warnings.catch_warnings(), np.errstate(all="ignore"):

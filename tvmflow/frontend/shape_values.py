@@ -146,7 +146,7 @@ def result_dtype(op_type: str, values: Sequence[Any], attributes: Mapping[str, A
 def of_shape(shape: Sequence[Size], attributes: Mapping[str, Any], sizes: SizeArithmetic) -> Array:
     """What Shape gives for a tensor with these axes."""
     axes = [sizes.axis(size) for size in shape]
-    return objects(axes[attributes.get("start", 0): attributes.get("end")])
+    return objects(axes[attributes.get("start", 0) : attributes.get("end")])
 
 
 def of_number(shape: Sequence[Size], attributes: Mapping[str, Any], sizes: SizeArithmetic) -> Array:
@@ -158,7 +158,8 @@ def _elementwise(function: Callable[[SizeArithmetic, Any, Any], Any]) -> Rule:
     """Two or more operands that are broadcast against each other."""
     return lambda operands: functools.reduce(
         lambda a, b: _mapped(functools.partial(function, operands.sizes), a, b),
-        [operands.array(i) for i in range(len(operands.inputs))])
+        [operands.array(i) for i in range(len(operands.inputs))],
+    )
 
 
 def _single(function: Callable[[SizeArithmetic, Any], Any]) -> Rule:

@@ -173,5 +173,8 @@ def _hash(size: Size) -> int:
 
 def _same(a: Size | None, b: Size) -> bool:
     """Whether both are one and the same expression."""
-    return (isinstance(a, tvm.ir.Expr) and isinstance(b, tvm.ir.Expr)
-            and bool(tvm_ffi.structural_equal(a, b, map_free_vars=False)))
+    return (
+        isinstance(a, tvm.ir.Expr)
+        and isinstance(b, tvm.ir.Expr)
+        and bool(tvm_ffi.structural_equal(a, b, map_free_vars=False))
+    )

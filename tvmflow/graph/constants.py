@@ -14,9 +14,13 @@ from tvmflow.graph.mutation import mutated
 
 VIEWS = ("relax.permute_dims", "relax.reshape", "relax.expand_dims", "relax.squeeze")
 EXACT = {
-    "relax.add": np.add, "relax.subtract": np.subtract, "relax.multiply": np.multiply, "relax.divide": np.divide,
-    "relax.sqrt": np.sqrt, "relax.negative": np.negative,
-}  # fmt: skip
+    "relax.add": np.add,
+    "relax.subtract": np.subtract,
+    "relax.multiply": np.multiply,
+    "relax.divide": np.divide,
+    "relax.sqrt": np.sqrt,
+    "relax.negative": np.negative,
+}
 SMALLEST_BYTES = 64  # smaller constants stay in the library: a parameter costs more than they do
 
 

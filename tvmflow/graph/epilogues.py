@@ -36,5 +36,7 @@ def _resizes(function: tvm.ir.BaseFunc) -> bool:
 
 
 def _fits(read: Sequence[tirx.PrimExpr], written: Sequence[tirx.PrimExpr]) -> bool:
-    return all(tvm_ffi.structural_equal(a, b) or (isinstance(a, IntImm) and int(a) == 1)
-               for a, b in zip(read, written, strict=True))  # fmt: skip
+    return all(
+        tvm_ffi.structural_equal(a, b) or (isinstance(a, IntImm) and int(a) == 1)
+        for a, b in zip(read, written, strict=True)
+    )

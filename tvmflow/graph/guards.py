@@ -81,8 +81,9 @@ class _Mutator(PyExprMutator):  # type: ignore[misc] # TVM has no types
             args[1] = self._in_range(name, args[1], sizes(call), from_end)
         elif name in LISTS and isinstance(args[1], relax.Tuple):
             sizes_ = _dims(args[0])
-            args[1] = relax.Tuple([self._in_range(name, index, [size], True)
-                                   for index, size in zip(args[1].fields, sizes_, strict=False)])  # fmt: skip
+            args[1] = relax.Tuple(
+                [self._in_range(name, index, [size], True) for index, size in zip(args[1].fields, sizes_, strict=False)]
+            )
         elif name in DIVISIONS and _is_integer(args[1]):
             args[1] = self._divisor(name, args[0], args[1])
         else:
@@ -98,8 +99,10 @@ class _Mutator(PyExprMutator):  # type: ignore[misc] # TVM has no types
             limits = np.array([int(size) for size in sizes])
             wrong = known[(known >= limits) | (known < (-limits if from_end else 0))]
             if wrong.size:
-                raise UnsupportedError(f"{name}, {self._place}: index {wrong.flat[0]} is out of range for size "
-                                       f"{limits.tolist()}", "correct the model")  # fmt: skip
+                raise UnsupportedError(
+                    f"{name}, {self._place}: index {wrong.flat[0]} is out of range for size {limits.tolist()}",
+                    "correct the model",
+                )
             return index
         dtype = str(index.ty.dtype)
         bound = self._emit(op.astype(self._emit(op.shape_to_tensor(relax.ShapeExpr(list(sizes)))), dtype))
@@ -117,8 +120,11 @@ class _Mutator(PyExprMutator):  # type: ignore[misc] # TVM has no types
         good = self._emit(op.not_equal(divisor, relax.const(0, dtype)))
         if not dtype.startswith("u"):
             lowest = relax.const(np.iinfo(dtype).min, dtype)
-            overflows = self._emit(op.logical_and(self._emit(op.equal(dividend, lowest)),
-                                                  self._emit(op.equal(divisor, relax.const(-1, dtype)))))  # fmt: skip
+            overflows = self._emit(
+                op.logical_and(
+                    self._emit(op.equal(dividend, lowest)), self._emit(op.equal(divisor, relax.const(-1, dtype)))
+                )
+            )
             good = self._emit(op.logical_and(good, self._emit(op.logical_not(overflows))))
         self._require(good, name, "divisor_not_zero")
         return self._emit(op.where(good, divisor, relax.const(1, dtype)))
@@ -133,8 +139,10 @@ class _Mutator(PyExprMutator):  # type: ignore[misc] # TVM has no types
 def _dims(value: relax.Expr) -> list[Any]:
     shape = value.ty.shape
     if not isinstance(shape, relax.ShapeExpr):
-        raise UnsupportedError("graph.guards: a tensor that is indexed has no sizes before the run",
-                               "fix the model's shapes, or set graph.guards = false")  # fmt: skip
+        raise UnsupportedError(
+            "graph.guards: a tensor that is indexed has no sizes before the run",
+            "fix the model's shapes, or set graph.guards = false",
+        )
     return list(shape.values)
 
 

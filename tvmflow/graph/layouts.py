@@ -93,8 +93,13 @@ def _by_bytes(nhwc: LayoutChoice, keep: LayoutChoice) -> tuple[bool, str]:
 def _cost_s(choice: LayoutChoice, measured: Measured | None) -> float:
     """Seconds of one thread for the convolutions and transposes of a graph, by the rates above."""
     registers = Registers.of(tvm.target.Target.current())
-    calls = [binding.value for function in choice.mod.functions.values() if isinstance(function, relax.Function)
-             for binding in _bindings(function) if _op_name(binding.value) == "nn.conv2d"]  # fmt: skip
+    calls = [
+        binding.value
+        for function in choice.mod.functions.values()
+        if isinstance(function, relax.Function)
+        for binding in _bindings(function)
+        if _op_name(binding.value) == "nn.conv2d"
+    ]
     return sum(_convolution_s(call, registers, measured) for call in calls) + _bytes(choice.transforms) / BYTES_PER_S
 
 
@@ -122,7 +127,7 @@ def check_budget(transforms: tuple[LayoutTransform, ...], limit: int | None) -> 
     listing = "".join(f"\n  {t.place}: {t.size_bytes} bytes" for t in largest)
     raise BudgetError(
         f"graph.max_layout_transforms: {len(transforms)} transposes are left, {limit} are allowed{listing}",
-        "raise the budget, or try graph.layout = \"keep\" or \"nhwc\"",
+        'raise the budget, or try graph.layout = "keep" or "nhwc"',
     )
 
 
@@ -154,10 +159,7 @@ def _transforms_in(function: relax.Function) -> Iterator[LayoutTransform]:
 
 def _bindings(function: relax.Function) -> list[relax.VarBinding]:
     return [
-        binding
-        for block in function.body.blocks
-        for binding in block.bindings
-        if isinstance(binding, relax.VarBinding)
+        binding for block in function.body.blocks for binding in block.bindings if isinstance(binding, relax.VarBinding)
     ]
 
 

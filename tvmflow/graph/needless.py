@@ -12,18 +12,70 @@ from tvm import relax
 from tvmflow.graph.cancel import axes_of, undoes
 
 # Operators that treat every element alike: they may run before a transpose or behind it.
-ELEMENTWISE = frozenset({
-    "abs", "add", "astype", "ceil", "clip", "cos", "divide", "equal", "erf", "exp", "floor", "floor_divide",
-    "greater", "greater_equal", "less", "less_equal", "log", "logical_and", "logical_or", "maximum", "minimum", "mod",
-    "multiply", "negative", "nn.gelu", "nn.gelu_tanh", "nn.leakyrelu", "nn.relu", "nn.relu6", "nn.silu",
-    "nn.softplus", "not_equal", "power", "round", "rsqrt", "sigmoid", "sign", "sin", "sqrt", "square", "subtract",
-    "tanh", "where",
-})  # fmt: skip
+ELEMENTWISE = frozenset(
+    {
+        "abs",
+        "add",
+        "astype",
+        "ceil",
+        "clip",
+        "cos",
+        "divide",
+        "equal",
+        "erf",
+        "exp",
+        "floor",
+        "floor_divide",
+        "greater",
+        "greater_equal",
+        "less",
+        "less_equal",
+        "log",
+        "logical_and",
+        "logical_or",
+        "maximum",
+        "minimum",
+        "mod",
+        "multiply",
+        "negative",
+        "nn.gelu",
+        "nn.gelu_tanh",
+        "nn.leakyrelu",
+        "nn.relu",
+        "nn.relu6",
+        "nn.silu",
+        "nn.softplus",
+        "not_equal",
+        "power",
+        "round",
+        "rsqrt",
+        "sigmoid",
+        "sign",
+        "sin",
+        "sqrt",
+        "square",
+        "subtract",
+        "tanh",
+        "where",
+    }
+)
 # Operators that exist for either order of the axes, by an attribute or another axis.
-ANY_LAYOUT = frozenset({
-    "concat", "split", "mean", "sum", "max", "min", "nn.adaptive_avg_pool2d", "nn.avg_pool2d", "nn.max_pool2d",
-    "nn.pad", "nn.softmax", "image.resize2d",
-})  # fmt: skip
+ANY_LAYOUT = frozenset(
+    {
+        "concat",
+        "split",
+        "mean",
+        "sum",
+        "max",
+        "min",
+        "nn.adaptive_avg_pool2d",
+        "nn.avg_pool2d",
+        "nn.max_pool2d",
+        "nn.pad",
+        "nn.softmax",
+        "image.resize2d",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -91,17 +143,22 @@ def _through(value: object, permuted: Mapping[relax.Var, _Permuted]) -> _Permute
 
 
 def _ends_undone(
-    var: relax.Var, readers: Mapping[relax.Var, list[relax.Var]], permuted: Mapping[relax.Var, _Permuted],
-    undone: Mapping[relax.Var, _Permuted], outputs: list[relax.Var],
-) -> bool:  # fmt: skip
+    var: relax.Var,
+    readers: Mapping[relax.Var, list[relax.Var]],
+    permuted: Mapping[relax.Var, _Permuted],
+    undone: Mapping[relax.Var, _Permuted],
+    outputs: list[relax.Var],
+) -> bool:
     """Whether everything that a permuted value reaches is permuted itself or undone."""
     if var in outputs:
         return False
     return all(
-        reader in undone or (reader in permuted and permuted[reader].between
-                             and _ends_undone(reader, readers, permuted, undone, outputs))
+        reader in undone
+        or (
+            reader in permuted and permuted[reader].between and _ends_undone(reader, readers, permuted, undone, outputs)
+        )
         for reader in readers[var]
-    )  # fmt: skip
+    )
 
 
 def _readers(bindings: list[relax.VarBinding]) -> Mapping[relax.Var, list[relax.Var]]:

@@ -28,8 +28,11 @@ class FuseTIR:
     """
 
     def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        groups = {var.name_hint: function for var, function in mod.functions.items()
-                  if isinstance(function, relax.Function) and "Primitive" in (function.attrs or {})}  # fmt: skip
+        groups = {
+            var.name_hint: function
+            for var, function in mod.functions.items()
+            if isinstance(function, relax.Function) and "Primitive" in (function.attrs or {})
+        }
         fused = transform.FuseTIR()(mod)
         functions = {}
         for var, function in fused.functions.items():

@@ -16,9 +16,12 @@ from tvmflow.graph.mutation import mutated
 from tvmflow.kernels import repacking
 
 ARITHMETIC = {
-    tirx.Add: np.add, tirx.Sub: np.subtract, tirx.Mul: np.multiply, tirx.FloorDiv: np.floor_divide,
+    tirx.Add: np.add,
+    tirx.Sub: np.subtract,
+    tirx.Mul: np.multiply,
+    tirx.FloorDiv: np.floor_divide,
     tirx.FloorMod: np.mod,
-}  # fmt: skip
+}
 
 
 @tvm.transform.module_pass(opt_level=0, name="SplitLayoutRewritePreproc")
@@ -30,8 +33,11 @@ class SplitRepacking:
     """
 
     def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        others = {var: function for var, function in mod.functions.items()
-                  if isinstance(function, PrimFunc) and not _repacks(function)}  # fmt: skip
+        others = {
+            var: function
+            for var, function in mod.functions.items()
+            if isinstance(function, PrimFunc) and not _repacks(function)
+        }
         rest = {var: function for var, function in mod.functions.items() if var not in others}
         if not any(isinstance(function, PrimFunc) for function in rest.values()):
             return mod

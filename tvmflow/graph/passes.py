@@ -68,9 +68,10 @@ def kernel_steps(cfg: Config, on_replaced: OnReplaced, measured: Measured = unme
     """From the graph in its layout to fused kernels."""
     kind = cfg.target.kind
     return (
-        *user_steps(cfg.kernels, on_replaced), *winograd_steps(kind, cfg.numerics.winograd, measured),
+        *user_steps(cfg.kernels, on_replaced),
+        *winograd_steps(kind, cfg.numerics.winograd, measured),
         *fuse_steps(kind, cfg.graph.prepack),
-    )  # fmt: skip
+    )
 
 
 def guard_steps(guards: bool) -> tuple[Step, ...]:
@@ -83,17 +84,22 @@ def simplify_steps() -> tuple[Step, ...]:
     return (
         Step("DeadCodeElimination", "drop what no output needs", transform.DeadCodeElimination()),
         Step("CanonicalizeBindings", "one name per value", transform.CanonicalizeBindings()),
-        Step("FoldBatchnormToConv2D", "BatchNorm into the weights of its convolution",
-             transform.FoldBatchnormToConv2D()),
+        Step(
+            "FoldBatchnormToConv2D", "BatchNorm into the weights of its convolution", transform.FoldBatchnormToConv2D()
+        ),
         Step("FoldExactly", "what depends on weights alone, where it is exact", FoldExactly()),
         Step("FoldConstant", "compute what depends on weights alone", transform.FoldConstant()),
-        Step("DecomposeOpsForInference", "operators that only training needs whole",
-             transform.DecomposeOpsForInference()),
+        Step(
+            "DecomposeOpsForInference", "operators that only training needs whole", transform.DecomposeOpsForInference()
+        ),
         Step("FoldConstant", "compute what the decomposition left constant", transform.FoldConstant()),
         Step("EliminateCommonSubexpr", "compute equal values once", transform.EliminateCommonSubexpr()),
-        Step("SplitTransposedConvolutions", "no products with the zeros that a stride puts between inputs",
-             SplitTransposedConvolutions()),
-    )  # fmt: skip
+        Step(
+            "SplitTransposedConvolutions",
+            "no products with the zeros that a stride puts between inputs",
+            SplitTransposedConvolutions(),
+        ),
+    )
 
 
 def widen_steps(kind: str, widen_half: bool) -> tuple[Step, ...]:
@@ -135,8 +141,11 @@ def winograd_steps(kind: str, winograd: str, measured: Measured = unmeasured) ->
 
 def fuse_steps(kind: str, prepack: bool | str) -> tuple[Step, ...]:
     """From operators to fused TensorIR kernels."""
-    attach = Step("AttachAttrLayoutFreeBuffers", "let a schedule choose its weights' layout",
-                  transform.AttachAttrLayoutFreeBuffers())  # fmt: skip
+    attach = Step(
+        "AttachAttrLayoutFreeBuffers",
+        "let a schedule choose its weights' layout",
+        transform.AttachAttrLayoutFreeBuffers(),
+    )
     share = Step("ShareLayouts", "weights that other buckets read too, in one layout", ShareLayouts())
     return (
         Step("DispatchSampling", "sampling operators to their run-time functions", DispatchSampling()),
@@ -148,8 +157,17 @@ def fuse_steps(kind: str, prepack: bool | str) -> tuple[Step, ...]:
         Step("FuseOps", "group operators into kernels", transform.FuseOps()),
         Step("FuseTIR", "one TensorIR function per group", FuseTIR()),
         Step("DeadCodeElimination", "drop the unfused functions", transform.DeadCodeElimination()),
-        *([Step("ScheduleWinograd", "they and what is fused into them have schedules of their own", ScheduleWinograd())]
-          if kind == "llvm" else []),
+        *(
+            [
+                Step(
+                    "ScheduleWinograd",
+                    "they and what is fused into them have schedules of their own",
+                    ScheduleWinograd(),
+                )
+            ]
+            if kind == "llvm"
+            else []
+        ),
         *([attach] if prepack and kind == "llvm" else []),
         *([share] if prepack == "shared" and kind == "llvm" else []),
     )
@@ -160,12 +178,11 @@ def pack_steps(kind: str, prepack: bool | str) -> tuple[Step, ...]:
     if not prepack or kind != "llvm":
         return ()
     return (
-        Step("SplitLayoutRewritePreproc", "repacking of weights apart from their kernels",
-             SplitRepacking()),
+        Step("SplitLayoutRewritePreproc", "repacking of weights apart from their kernels", SplitRepacking()),
         Step("FoldRepacking", "repacked weights become the weights", FoldRepacking()),
         Step("DeadCodeElimination", "drop the repacking functions", transform.DeadCodeElimination()),
         Step("Prefetch", "products ask for their next weights early", Prefetch()),
-    )  # fmt: skip
+    )
 
 
 def lower_steps() -> tuple[Step, ...]:

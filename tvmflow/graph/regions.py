@@ -41,5 +41,14 @@ def _restated(block: SBlock, places: dict[Var, Var]) -> SBlock:
     found = [next((now for now in reads if now.source.same_as(said.source)), said) for said in block.reads]
     if all(tvm_ffi.structural_equal(now, said) for now, said in zip(found, block.reads, strict=True)):
         return block
-    return SBlock(block.iter_vars, found, block.writes, block.name_hint, block.body, block.init, block.alloc_buffers,
-                  block.match_buffers, block.annotations)  # fmt: skip
+    return SBlock(
+        block.iter_vars,
+        found,
+        block.writes,
+        block.name_hint,
+        block.body,
+        block.init,
+        block.alloc_buffers,
+        block.match_buffers,
+        block.annotations,
+    )

@@ -265,8 +265,11 @@ def _reference(site: _Site) -> relax.Function:
         with builder.dataflow():
             while pending:  # in an order in which each finds its operands
                 vars_ = [binding.var for binding in pending]
-                ready = next(b for b in pending if not any(
-                    operand.same_as(var) for operand in _operands(b.value.args) for var in vars_))  # fmt: skip
+                ready = next(
+                    b
+                    for b in pending
+                    if not any(operand.same_as(var) for operand in _operands(b.value.args) for var in vars_)
+                )
                 pending.remove(ready)
                 call = ready.value
                 made = builder.emit(relax.Call(call.op, [local(a) for a in call.args], call.attrs, call.ty_args))
@@ -291,5 +294,7 @@ def _replaces_nothing(kernel: UserKernel, tally: _Tally, mod: tvm.IRModule) -> C
     named = [(name.removeprefix("relax."), count) for name, count in counts.most_common() if name]
     held = ", ".join(f"{name} x {count}" for name, count in named) or "no operators"
     wanted = " + ".join(name.removeprefix("relax.") for name in kernel.patterns[0].operators)
-    return ConfigError(f"{message}the graph has no {wanted} left for it; it holds {held}",
-                       "each takes a result or shares an input of one before it; only the last one's is used elsewhere")
+    return ConfigError(
+        f"{message}the graph has no {wanted} left for it; it holds {held}",
+        "each takes a result or shares an input of one before it; only the last one's is used elsewhere",
+    )

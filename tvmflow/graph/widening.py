@@ -69,8 +69,11 @@ class _Widener(PyExprMutator):  # type: ignore[misc] # TVM has no types
         if _dtypes(expr.ty) == dtypes:
             return expr
         if isinstance(dtypes, tuple):
-            fields = expr if isinstance(expr, relax.Tuple) else [
-                self.builder_.emit(relax.TupleGetItem(expr, i)) for i in range(len(dtypes))]  # fmt: skip
+            fields = (
+                expr
+                if isinstance(expr, relax.Tuple)
+                else [self.builder_.emit(relax.TupleGetItem(expr, i)) for i in range(len(dtypes))]
+            )
             return relax.Tuple([self._cast(field, dtype) for field, dtype in zip(fields, dtypes, strict=True)])
         if isinstance(expr, tvm.ir.GenericConst):
             return relax.const(expr.value.numpy().astype(dtypes), dtypes)

@@ -74,9 +74,7 @@ class Axis:
         return Axis(loop, iter_var.var, extent_of(schedule, loop), iter_var.iter_type == IterVar.CommReduce)
 
 
-def vector_axis(
-    schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV, spatial: list[Axis]
-) -> Axis | None:
+def vector_axis(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV, spatial: list[Axis]) -> Axis | None:
     """The axis whose neighbours lie next to each other in the output and in all that is read; None without one."""
     statement = schedule.get(block)
     for axis in reversed(spatial):
@@ -106,9 +104,7 @@ def reads_last(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV, axis: Axi
     return any(_position(region, axis.var) == "last" for region in schedule.get(block).reads)
 
 
-def reads_along(
-    schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV, axis: Axis, beside: list[Axis]
-) -> bool:
+def reads_along(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV, axis: Axis, beside: list[Axis]) -> bool:
     """Whether an axis runs along the memory of everything that has it, with none but those in `beside`."""
     regions = [r for r in schedule.get(block).reads if _position(r, axis.var) != "nowhere"]
     if not regions or any(_position(region, axis.var) != "last" for region in regions):
@@ -116,8 +112,9 @@ def reads_along(
     own = [other.var for other in beside]
     return all(
         any(var.same_as(other) for other in own)
-        for region in regions for var in tvm.tirx.analysis.undefined_vars(_wide(region)[-1].min)
-    )  # fmt: skip
+        for region in regions
+        for var in tvm.tirx.analysis.undefined_vars(_wide(region)[-1].min)
+    )
 
 
 def _position(region: tvm.s_tir.BufferRegion, var: Var) -> str:
@@ -135,9 +132,10 @@ def _position(region: tvm.s_tir.BufferRegion, var: Var) -> str:
 def _wide(region: tvm.s_tir.BufferRegion) -> list[tvm.ir.Range]:
     """What a region holds of the buffer's axes that are no single element."""
     return [
-        index for index, size in zip(region.region, region.source.ty.shape, strict=True)
+        index
+        for index, size in zip(region.region, region.source.ty.shape, strict=True)
         if not (isinstance(size, IntImm) and int(size) == 1)
-    ]  # fmt: skip
+    ]
 
 
 def extent_of(schedule: Schedule, loop: tvm.s_tir.schedule.LoopRV) -> int:

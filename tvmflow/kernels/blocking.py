@@ -120,15 +120,29 @@ class Tile:
                         shapes.append((_busy(rows, vectors), rows * vectors, rows, row))
         _, total, rows, row = max(shapes, key=lambda shape: shape[:3])
         k = max(reductions, key=lambda axis: axis.extent)
-        return Tile(product, row, vector, k, [a for a in spatial if a is not vector and a is not row],
-                    [a for a in reductions if a is not k], _is_large(schedule, axes), panel is not None, rows,
-                    total // rows, lanes)  # fmt: skip
+        return Tile(
+            product,
+            row,
+            vector,
+            k,
+            [a for a in spatial if a is not vector and a is not row],
+            [a for a in reductions if a is not k],
+            _is_large(schedule, axes),
+            panel is not None,
+            rows,
+            total // rows,
+            lanes,
+        )
 
 
 def _shared_panel(panels: int, registers: Registers) -> int:
     """Vectors of a tile's columns that suit any number of rows: those that are best for eight."""
-    shapes = [(_busy(rows, vectors), rows * vectors, rows) for rows in _divisors(8, MAX_ROWS)
-              for vectors in _divisors(panels, MAX_VECTORS) if rows * vectors <= registers.count - 4]  # fmt: skip
+    shapes = [
+        (_busy(rows, vectors), rows * vectors, rows)
+        for rows in _divisors(8, MAX_ROWS)
+        for vectors in _divisors(panels, MAX_VECTORS)
+        if rows * vectors <= registers.count - 4
+    ]
     _, total, rows = max(shapes)
     return total // rows
 

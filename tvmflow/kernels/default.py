@@ -88,8 +88,13 @@ def block_by_block(schedule: Schedule) -> str:
 
 # Tried in order; each schedules a whole function and returns its name, or "" where it does not fit.
 RULES: tuple[Callable[[Schedule], str], ...] = (
-    depthwise.apply, blocking.apply, rows.apply, columns.apply, elementwise.apply, block_by_block,
-)  # fmt: skip
+    depthwise.apply,
+    blocking.apply,
+    rows.apply,
+    columns.apply,
+    elementwise.apply,
+    block_by_block,
+)
 
 
 def is_open(function: tvm.ir.BaseFunc) -> bool:
@@ -119,9 +124,7 @@ def _reduction(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV) -> str:
     return "register tile"
 
 
-def _register_tile(
-    schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV, axes: list[Axis], vector: Axis
-) -> None:
+def _register_tile(schedule: Schedule, block: tvm.s_tir.schedule.SBlockRV, axes: list[Axis], vector: Axis) -> None:
     """Tiles rows x vectors, accumulates the tile in a local buffer, and initialises it apart from the reduction."""
     lanes = width(vector.extent)
     most = min(MAX_ROWS, ACCUMULATORS // -(-lanes // LANES))

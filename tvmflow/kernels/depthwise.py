@@ -88,8 +88,9 @@ def _tile(schedule: Schedule, window: Block, last: Block) -> None:
     rows, inner_rows = _rows(schedule, axes, row, channel.extent // lanes)
     columns, inner_columns = schedule.split(column.loop, [None, _columns(column)])
     vectors, lane = schedule.split(channel.loop, [None, lanes])
-    schedule.reorder(*(axis.loop for axis in outer), rows, vectors, inner_rows, columns, *rest, *reductions,
-                     inner_columns, lane)
+    schedule.reorder(
+        *(axis.loop for axis in outer), rows, vectors, inner_rows, columns, *rest, *reductions, inner_columns, lane
+    )
     parts = schedule.fuse(*(axis.loop for axis in outer), rows, vectors)
     if math.prod(axis.extent for axis in axes) >= SMALLEST_PARALLEL or not is_static(schedule, [parts]):
         schedule.parallel(parts)
@@ -101,9 +102,7 @@ def _tile(schedule: Schedule, window: Block, last: Block) -> None:
     schedule.decompose_reduction(window, (rest + reductions)[0])
 
 
-def _rows(
-    schedule: Schedule, axes: list[Axis], row: Axis, vectors: int
-) -> list[tvm.s_tir.schedule.LoopRV]:
+def _rows(schedule: Schedule, axes: list[Axis], row: Axis, vectors: int) -> list[tvm.s_tir.schedule.LoopRV]:
     """Splits the rows into blocks: large ones, which share what their windows overlap in, but enough of them."""
     images = math.prod(axis.extent for axis in axes[: axes.index(row)])
     most = max(1, min(BLOCK_ROWS, row.extent * vectors * images // TILES))

@@ -33,7 +33,8 @@ __device__ __forceinline__ nv_bfloat16 nan_{op}(nv_bfloat16 a, nv_bfloat16 b) {{
 #endif
 """
 _PRELUDE = (
-    _OVERLOADS.format(op="max", sign=">") + _OVERLOADS.format(op="min", sign="<")
+    _OVERLOADS.format(op="max", sign=">")
+    + _OVERLOADS.format(op="min", sign="<")
     + "#define max nan_max\n#define min nan_min\n"
 )
 

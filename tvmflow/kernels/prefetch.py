@@ -101,8 +101,7 @@ def _panel_of(function: PrimFunc, loops: tuple[For, ...], realize: SBlockRealize
 
 
 def _with_requests(panel: _Panel) -> For:
-    """The loop over steps of k in portions, each with its requests before it; the loop itself where they would be many.
-    """
+    """The loop over steps of k in portions, each with its requests before it; the loop itself where they would be many."""
     step, steps = panel.step, int(panel.step.extent)
     shape = [int(size) for size in panel.weights.ty.shape]
     per_line = LINE_BYTES * 8 // tvm.DataType(panel.weights.ty.dtype).bits
@@ -119,8 +118,9 @@ def _with_requests(panel: _Panel) -> For:
     inner = tirx.Var(step.loop_var.name, step.loop_var.ty)
     body = _substituted(step.body, {step.loop_var: count * size + inner})
     within = For(inner, step.min, IntImm(str(step.extent.ty.dtype), size), step.kind, body, None, step.annotations)
-    return For(count, step.min, IntImm(str(step.extent.ty.dtype), portions), ForKind.SERIAL,
-               tirx.SeqStmt([*requests, within]))  # fmt: skip
+    return For(
+        count, step.min, IntImm(str(step.extent.ty.dtype), portions), ForKind.SERIAL, tirx.SeqStmt([*requests, within])
+    )
 
 
 def _tile_number(panel: _Panel) -> tuple[tvm.ir.PrimExpr, int]:

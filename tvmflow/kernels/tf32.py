@@ -138,8 +138,10 @@ class Tile:
     def match(self, strided: bool) -> list[str]:
         names = [f"{self.name}{axis}" for axis in (0, 1)] if strided else []
         place = f'align=64, offset_factor=1, scope="{self.scope}"' + f", strides=[{', '.join(names)}]" * strided
-        return [*(f"{name} = T.int32()" for name in names),
-                f'{self.name} = T.match_buffer({self.name}_, {self.shape}, "float32", {place})']  # fmt: skip
+        return [
+            *(f"{name} = T.int32()" for name in names),
+            f'{self.name} = T.match_buffer({self.name}_, {self.shape}, "float32", {place})',
+        ]
 
 
 def _add(name: str, axes: str, tiles: tuple[Tile, ...], statement: str, arguments: tuple[str, ...]) -> None:
@@ -151,7 +153,7 @@ def _add(name: str, axes: str, tiles: tuple[Tile, ...], statement: str, argument
     loops = ", ".join(f"{axis}_" for axis in axes)
     nest = f"""for {loops} in T.grid({", ".join(str(extents[axis]) for axis in axes)}):
             with T.sblock("tile"):
-                {", ".join(axes)} = T.axis.remap("{"SSR"[:len(axes)]}", [{loops}])
+                {", ".join(axes)} = T.axis.remap("{"SSR"[: len(axes)]}", [{loops}])
                 {statement}"""
     function, source = next(item for item in FUNCTIONS.items() if name.startswith(item[0]))
     call = f'T.evaluate(T.cuda.func_call("{function}", {", ".join(arguments)}, source_code={source!r}))'

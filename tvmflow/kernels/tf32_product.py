@@ -32,9 +32,18 @@ from tvmflow.kernels.default import RULE_ATTR, is_open
 SMALLEST = 16  # rows, columns or depth below which padding would be most of the product
 # Rows and columns of a tile, and the warps that share it in both directions.
 TILES = {
-    (128, 128): (2, 4), (128, 64): (4, 2), (64, 128): (2, 4), (64, 64): (2, 2), (128, 32): (4, 1), (32, 128): (1, 4),
-    (64, 32): (2, 2), (32, 64): (2, 2), (32, 32): (2, 2), (64, 16): (4, 1), (16, 64): (1, 4),
-}  # fmt: skip
+    (128, 128): (2, 4),
+    (128, 64): (4, 2),
+    (64, 128): (2, 4),
+    (64, 64): (2, 2),
+    (128, 32): (4, 1),
+    (32, 128): (1, 4),
+    (64, 32): (2, 2),
+    (32, 64): (2, 2),
+    (32, 32): (2, 2),
+    (64, 16): (4, 1),
+    (16, 64): (1, 4),
+}
 DEEP = 128  # rows and columns, together, up to which two tiles of twice the depth fit into 48 KiB
 PROCESSORS = 108  # of a GPU of this class, each with the tile of one thread block at a time
 READING = 32  # multiply-adds in the time in which an element of a tile is read
@@ -66,8 +75,7 @@ def names(mod: tvm.IRModule) -> frozenset[str]:
 
 
 def schedule_of(mod: tvm.IRModule) -> tuple[Schedule, str]:
-    """The schedule of a module's `main` on tensor cores, and the name of its rule, which is "" where it is no product.
-    """
+    """The schedule of a module's `main` on tensor cores, and the name of its rule, which is "" where it is no product."""
     schedule = Schedule(mod, debug_mask="none")
     try:
         return schedule, apply(schedule)
@@ -244,9 +252,7 @@ def _overlap(schedule: Schedule, tiles: LoopRV, steps: LoopRV) -> None:
     A step reads A, reads B, multiplies. A tile reads A into registers, then into shared memory, B likewise; then come
     the first reads, the body and the last product of its steps.
     """
-    for loop, order, stage in (
-        (tiles, [0, 3, 1, 4, 5, 2, 6], [0, 0, 0, 0, 0, 1, 1]), (steps, [0, 1, 2], [0, 0, 1])
-    ):  # fmt: skip
+    for loop, order, stage in ((tiles, [0, 3, 1, 4, 5, 2, 6], [0, 0, 0, 0, 0, 1, 1]), (steps, [0, 1, 2], [0, 0, 1])):
         schedule.annotate(loop, "software_pipeline_order", order)
         schedule.annotate(loop, "software_pipeline_stage", stage)
 

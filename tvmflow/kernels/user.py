@@ -115,8 +115,10 @@ def function_for(kernel: UserKernel, call: Call) -> PrimFunc | None:
         made = kernel.function(call)
     except Exception as exc:
         exc.add_note(f"asked for {call}")
-        raise ConfigError(f"{kernel}: failed for {call}: {type(exc).__name__}: {first_line(exc)[:300]}{_place(exc)}",
-                          "mend the function, or let it return None for what it cannot do") from exc  # fmt: skip
+        raise ConfigError(
+            f"{kernel}: failed for {call}: {type(exc).__name__}: {first_line(exc)[:300]}{_place(exc)}",
+            "mend the function, or let it return None for what it cannot do",
+        ) from exc
     if made is None:
         return None
     function = _prim_func(kernel, made)
@@ -145,17 +147,23 @@ def _function(place: str, section: KernelSection) -> Callable[[Call], object]:
         module = importlib.import_module(module_name)
     except Exception as exc:
         if isinstance(exc, ModuleNotFoundError) and f"{module_name}.".startswith(f"{exc.name}."):
-            raise ConfigError(f"{place}.entry: no module `{exc.name}` in {section.folder} or on the Python path",
-                              f"give the module as seen from {place}.folder") from None  # fmt: skip
-        raise ConfigError(f"{place}.entry: importing `{module_name}` failed: {type(exc).__name__}: "
-                          f"{first_line(exc)[:300]}{_place(exc)}", "mend the module; it must import on its own"
-                          ) from exc  # fmt: skip
+            raise ConfigError(
+                f"{place}.entry: no module `{exc.name}` in {section.folder} or on the Python path",
+                f"give the module as seen from {place}.folder",
+            ) from None
+        raise ConfigError(
+            f"{place}.entry: importing `{module_name}` failed: {type(exc).__name__}: "
+            f"{first_line(exc)[:300]}{_place(exc)}",
+            "mend the module; it must import on its own",
+        ) from exc
     function = getattr(module, function_name, None)
     if not callable(function) or isinstance(function, PrimFunc):
         functions = [n for n, v in vars(module).items() if inspect.isfunction(v)]
-        raise ConfigError(f"{place}.entry: {module.__file__} has no function `{function_name}`",
-                          did_you_mean(function_name, functions) or
-                          "name a function that takes a Call and returns a PrimFunc or a Schedule")  # fmt: skip
+        raise ConfigError(
+            f"{place}.entry: {module.__file__} has no function `{function_name}`",
+            did_you_mean(function_name, functions)
+            or "name a function that takes a Call and returns a PrimFunc or a Schedule",
+        )
     return function  # type: ignore[no-any-return] # a user's function has no types of ours
 
 
@@ -174,8 +182,10 @@ def _meanings(place: str, name: str) -> tuple[Pattern, ...]:
     known = [str(op) for op in tvm.ir.Op.list_op_names() if str(op).startswith("relax.")]
     if full not in known:
         meant = did_you_mean(full, [*known, *(f"relax.{c}" for c in COMPOSITES)], most=3).replace("`relax.", "`")
-        raise ConfigError(f"{place}.replaces: Relax has no operator `{name}`",
-                          meant or "`tvmflow compile --dump-ir` shows the operators")
+        raise ConfigError(
+            f"{place}.replaces: Relax has no operator `{name}`",
+            meant or "`tvmflow compile --dump-ir` shows the operators",
+        )
     return (Pattern((full,)),)
 
 
@@ -200,14 +210,18 @@ def _check_signature(kernel: UserKernel, function: PrimFunc, call: Call) -> None
     wanted = [*call.args, call.output]
     given = [tensor_of(param) for param in function.params]
     if len(given) != len(wanted):
-        raise ConfigError(f"{kernel}: has {len(given)} parameters, {call} needs {len(wanted)}",
-                          "it takes the arguments in this order and the output behind them")  # fmt: skip
+        raise ConfigError(
+            f"{kernel}: has {len(given)} parameters, {call} needs {len(wanted)}",
+            "it takes the arguments in this order and the output behind them",
+        )
     for index, (got, want) in enumerate(zip(given, wanted, strict=True)):
         if got != want:
             role = "the output" if index == len(call.args) else f"argument {index}"
             shown = got if got is not None else "no buffer of fixed shape"
-            raise ConfigError(f"{kernel}: {role} is {shown}, {call} needs {want}",
-                              "take shapes and dtypes from the Call, or return None for what does not fit")  # fmt: skip
+            raise ConfigError(
+                f"{kernel}: {role} is {shown}, {call} needs {want}",
+                "take shapes and dtypes from the Call, or return None for what does not fit",
+            )
 
 
 def _place(exc: BaseException) -> str:

@@ -50,8 +50,24 @@ FUNCTIONS: dict[str, Callable[..., Expr]] = {
 }
 OURS = {"gelu", "gelu_by_table"}  # TVM has none in TensorIR
 # What LLVM itself expands for float64; the others are TVM's own expressions of these, or called lane by lane.
-LLVM_INTRINSICS = ("exp", "exp2", "exp10", "log", "log2", "log10", "tanh", "sinh", "cosh", "pow", "sin", "cos", "tan",
-                   "asin", "acos", "atan")  # fmt: skip
+LLVM_INTRINSICS = (
+    "exp",
+    "exp2",
+    "exp10",
+    "log",
+    "log2",
+    "log10",
+    "tanh",
+    "sinh",
+    "cosh",
+    "pow",
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+)
 BY_LANES = ("log1p", "erf", "asinh", "acosh", "atanh")
 
 

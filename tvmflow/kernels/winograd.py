@@ -157,9 +157,13 @@ def plan(shape: Shape, edge: int, target: tvm.target.Target) -> Plan:
         return each * (1 + 2 / rows + reload / block), block
 
     rows, block = min(
-        ((rows, block) for rows in range(1, most_rows + 1)
-         for block in range(rows, _most_tiles(rows, shape, edge, columns) + 1, rows)), key=span,
-    )  # fmt: skip
+        (
+            (rows, block)
+            for rows in range(1, most_rows + 1)
+            for block in range(rows, _most_tiles(rows, shape, edge, columns) + 1, rows)
+        ),
+        key=span,
+    )
     return Plan(edge, rows, columns, block, False)
 
 

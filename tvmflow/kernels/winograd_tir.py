@@ -166,8 +166,10 @@ class _Kernel:
             to = _axis(self.plan.block // rows, row_blocks[0])
             of = _axis(self.row_blocks, row_blocks[1])
             f = _axis(self.panels, panel)
-            tir.reads(self.inputs[p, of, 0 : self.depth, 0:rows, 0:lanes],
-                    self.filters[f, p, 0 : self.shape.channels, 0:columns])  # fmt: skip
+            tir.reads(
+                self.inputs[p, of, 0 : self.depth, 0:rows, 0:lanes],
+                self.filters[f, p, 0 : self.shape.channels, 0:columns],
+            )
             tir.writes(self.products[to * rows : to * rows + rows, p, 0:columns])
             every, steps = Ramp(_int(0), _int(1), columns), math.gcd(lanes, STEPS)
             sums = [_buffer((columns,)) for _ in range(rows)]  # apart, so that each fits what TVM puts on the stack
@@ -215,8 +217,11 @@ class _Kernel:
 
     def _place(self, tile: Expr) -> tuple[Expr, Expr, Expr]:
         """A tile's image, and the row and column of its first output."""
-        return (tile // (self.down * self.across), tile // self.across % self.down * self.edge,
-                tile % self.across * self.edge)  # fmt: skip
+        return (
+            tile // (self.down * self.across),
+            tile // self.across % self.down * self.edge,
+            tile % self.across * self.edge,
+        )
 
     def _evaluated(self, taps: Sequence[Expr]) -> list[Expr]:
         """edge + 2 inputs -> the values of their polynomials at 0, the pairs +p, -p, and infinity.
@@ -246,9 +251,11 @@ class _Kernel:
 
 
 def _both_ways(
-    load: Callable[[int, int], Expr], store: Callable[[int, int, Expr], None], taps: int,
+    load: Callable[[int, int], Expr],
+    store: Callable[[int, int, Expr], None],
+    taps: int,
     transform: Callable[[Sequence[Expr]], list[Expr]],
-) -> None:  # fmt: skip
+) -> None:
     """A transform of a tile's columns and then of its rows."""
     columns = [transform([tir.bind(load(i, j)) for i in range(taps)]) for j in range(taps)]
     for i in range(len(columns[0])):

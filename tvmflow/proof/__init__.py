@@ -45,8 +45,15 @@ def cuda_env(kind: str) -> Iterator[dict[str, str]]:
 def build_part(part: Part, folder: Path, whole: Manifest) -> Manifest:
     """Builds a part in a process of its own; `whole` is the manifest of the whole build."""
     with cuda_env(part.cfg.target.kind) as env:
-        manifest, _ = process.call("tvmflow.proof.partial_build:build", part, folder, whole, what="compiling a part",
-                                   env=env, torch=frontend.needs_torch(part.cfg))  # fmt: skip
+        manifest, _ = process.call(
+            "tvmflow.proof.partial_build:build",
+            part,
+            folder,
+            whole,
+            what="compiling a part",
+            env=env,
+            torch=frontend.needs_torch(part.cfg),
+        )
     built: Manifest = manifest
     return built
 
@@ -75,11 +82,21 @@ def check_runs_here(manifest: Described) -> None:
         )
 
 
-def run(folder: Path, manifest: Described, feeds: Sequence[Mapping[str, np.ndarray]], threads: int | None,
-         error: type[TvmflowError]) -> list[list[np.ndarray]]:  # fmt: skip
+def run(
+    folder: Path,
+    manifest: Described,
+    feeds: Sequence[Mapping[str, np.ndarray]],
+    threads: int | None,
+    error: type[TvmflowError],
+) -> list[list[np.ndarray]]:
     with cuda_env(manifest.target.kind) as env:
         results, _ = process.call(
-            "tvmflow.children.running:run", folder, feeds, threads, what="running the library", error=error,
+            "tvmflow.children.running:run",
+            folder,
+            feeds,
+            threads,
+            what="running the library",
+            error=error,
             env=RUN_ENV | env,
         )
     return list(results)
@@ -139,9 +156,13 @@ def first_accepted(cfg: Config, rows: Sequence[Sequence[verify.Feeds]]) -> Truth
     for start, batch in [(0, inputs), *((index, [row]) for index, row in enumerate(inputs))]:
         try:
             (index, name, outputs), _ = process.call(
-                "tvmflow.frontend:first_accepted", cfg, batch, what="the reference", error=ReferenceRunError,
+                "tvmflow.frontend:first_accepted",
+                cfg,
+                batch,
+                what="the reference",
+                error=ReferenceRunError,
                 torch=frontend.is_torch(cfg),
-            )  # fmt: skip
+            )
             return Truth(rows[start + index], name, outputs)
         except ReferenceRunError as exc:
             errors.append(exc)
@@ -149,7 +170,7 @@ def first_accepted(cfg: Config, rows: Sequence[Sequence[verify.Feeds]]) -> Truth
             break
     raise ReferenceRunError(
         f"the reference accepts none of the inputs tried, so nothing can be verified. {errors[0].message}",
-        "give inputs that the model accepts: [verify] inputs = \"x.npz\" (--verify-inputs), ranges or dims",
+        'give inputs that the model accepts: [verify] inputs = "x.npz" (--verify-inputs), ranges or dims',
         errors[0].details,
     )
 
@@ -163,8 +184,14 @@ def each_accepted(cfg: Config, feeds: Sequence[verify.Feeds]) -> list[list[np.nd
     except ReferenceRunError as exc:
         if exc.crashed:
             raise
-    outputs, _ = process.call("tvmflow.frontend:each_accepted", cfg, [one.inputs for one in feeds],
-                              what="the reference", error=ReferenceRunError, torch=frontend.is_torch(cfg))  # fmt: skip
+    outputs, _ = process.call(
+        "tvmflow.frontend:each_accepted",
+        cfg,
+        [one.inputs for one in feeds],
+        what="the reference",
+        error=ReferenceRunError,
+        torch=frontend.is_torch(cfg),
+    )
     return list(outputs)
 
 
@@ -173,8 +200,14 @@ def accepted(cfg: Config, manifest: Manifest) -> Mapping[str, np.ndarray]:
     return reference(cfg, manifest).feeds[0].inputs
 
 
-def compared(cfg: Config, signature: Signature, narrowest: str, feeds: verify.Feeds, got: list[np.ndarray],
-             want: list[np.ndarray]) -> RunVerdict:  # fmt: skip
+def compared(
+    cfg: Config,
+    signature: Signature,
+    narrowest: str,
+    feeds: verify.Feeds,
+    got: list[np.ndarray],
+    want: list[np.ndarray],
+) -> RunVerdict:
     """Holds all outputs of one run against the reference's, in the signature's order.
 
     `narrowest` is the narrowest float dtype that the library computes in.
@@ -214,6 +247,7 @@ def _examples(cfg: Config) -> list[verify.Feeds]:
     """The inputs that the model brings along, if any."""
     if not frontend.is_torch(cfg):
         return []
-    inputs, _ = process.call("tvmflow.frontend:examples", cfg, what="the reference", error=ReferenceRunError,
-                             torch=True)  # fmt: skip
+    inputs, _ = process.call(
+        "tvmflow.frontend:examples", cfg, what="the reference", error=ReferenceRunError, torch=True
+    )
     return [verify.Feeds(inputs, {}, "example")]

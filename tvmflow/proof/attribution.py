@@ -55,12 +55,20 @@ def _stages(cfg: Config, manifest: Manifest) -> list[_Stage]:
     layout = manifest.layout.choice
     stages = [
         _Stage("import", "as imported: no graph pass, no fusion, no schedule, functions of libm", Part(cfg, layout, 0)),
-        _Stage("schedule", "all passes and schedules, precise arithmetic, no Winograd",
-               Part(cfg, layout, without=(*WINOGRAD, FAST_MATH, TF32))),
-    ]  # fmt: skip
+        _Stage(
+            "schedule",
+            "all passes and schedules, precise arithmetic, no Winograd",
+            Part(cfg, layout, without=(*WINOGRAD, FAST_MATH, TF32)),
+        ),
+    ]
     if any(kernel.rule.startswith("winograd ") for kernel in manifest.kernels):
-        stages.append(_Stage("winograd", "the same, and numerics.winograd as configured",
-                             Part(cfg, layout, without=(FAST_MATH, TF32))))  # fmt: skip
+        stages.append(
+            _Stage(
+                "winograd",
+                "the same, and numerics.winograd as configured",
+                Part(cfg, layout, without=(FAST_MATH, TF32)),
+            )
+        )
     last = " + ".join(name.partition(".")[2] for name in approximate)
     why = f"the artifact: the same with {' and '.join(approximate)}" if last else "the artifact, as it was built"
     return [*stages, _Stage(last or "artifact", why, None)]
@@ -81,10 +89,12 @@ def _changes(manifest: Manifest, got: Outputs, before: Outputs | None) -> list[l
         return None
     names = [spec.name for spec in manifest.signature.outputs]
     return [
-        [verify.compare_output(name, now, then, (0.0, 0.0)).max_error
-         for name, now, then in zip(names, run, run_before, strict=True)]
+        [
+            verify.compare_output(name, now, then, (0.0, 0.0)).max_error
+            for name, now, then in zip(names, run, run_before, strict=True)
+        ]
         for run, run_before in zip(got, before, strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def _rows(stage: _Stage, runs: Sequence[RunVerdict], changes: list[list[float | None]] | None) -> list[StageError]:
@@ -92,13 +102,18 @@ def _rows(stage: _Stage, runs: Sequence[RunVerdict], changes: list[list[float | 
     rows = []
     for index, output in enumerate(runs[0].outputs):
         verdicts = [run.outputs[index] for run in runs]
-        rows.append(StageError(
-            stage=stage.name, output=output.name, ok=all(one.ok for one in verdicts),
-            max_error=_worst([one.max_error for one in verdicts]),
-            max_relative_error=_worst([one.max_relative_error for one in verdicts]),
-            mismatched=sum(one.mismatched for one in verdicts), total=sum(one.total for one in verdicts),
-            change=_worst([run[index] for run in changes]) if changes is not None else None,
-        ))  # fmt: skip
+        rows.append(
+            StageError(
+                stage=stage.name,
+                output=output.name,
+                ok=all(one.ok for one in verdicts),
+                max_error=_worst([one.max_error for one in verdicts]),
+                max_relative_error=_worst([one.max_relative_error for one in verdicts]),
+                mismatched=sum(one.mismatched for one in verdicts),
+                total=sum(one.total for one in verdicts),
+                change=_worst([run[index] for run in changes]) if changes is not None else None,
+            )
+        )
     return rows
 
 

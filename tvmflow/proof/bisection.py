@@ -45,9 +45,13 @@ def bisect(subject: Subject, out: Path, on_event: proof.OnEvent) -> Bisection:
             culprit = _Inquiry(search, out).culprit()
             checks = search.checks
     return Bisection(
-        reference=truth.name, steps=names, checks=tuple(checks), culprit=culprit, unusable_records=unusable,
+        reference=truth.name,
+        steps=names,
+        checks=tuple(checks),
+        culprit=culprit,
+        unusable_records=unusable,
         reproducer=str(out) if culprit and out.exists() else None,
-    )  # fmt: skip
+    )
 
 
 def _first_wrong(subject: Subject, truth: proof.Truth) -> tuple[str, proof.Truth]:
@@ -101,8 +105,14 @@ class _Inquiry:
         summary = f"{_described(kernel, search.names[count - 1])}: {faulty[0].reason}"
         search.on_event(f"writing {self.out}")
         _with_compiler("reproduction:write_kernel", search.part(count), faulty[0], summary, self.out)
-        return Culprit(step=search.names[count - 1], count=count, summary=summary, kernel=kernel.name,
-                       origin=kernel.rule, kernels=tuple(faulty))  # fmt: skip
+        return Culprit(
+            step=search.names[count - 1],
+            count=count,
+            summary=summary,
+            kernel=kernel.name,
+            origin=kernel.rule,
+            kernels=tuple(faulty),
+        )
 
     def _compared(self, count: int) -> list[KernelError]:
         """The kernels of the builds before and after a step; where one ends the process, that one alone."""
@@ -116,8 +126,16 @@ class _Inquiry:
 
         kept = self.out / ARGUMENTS
         try:
-            found: list[KernelError] = _with_libraries("compare_kernels", manifest, good, search.folder(count), feeds,
-                                                       manifest.narrowest_float, kept, on_event=heard)  # fmt: skip
+            found: list[KernelError] = _with_libraries(
+                "compare_kernels",
+                manifest,
+                good,
+                search.folder(count),
+                feeds,
+                manifest.narrowest_float,
+                kept,
+                on_event=heard,
+            )
         except ArtifactError as exc:
             if not exc.crashed or not running:
                 raise
@@ -153,8 +171,14 @@ class _Inquiry:
         search.on_event("holding the user's kernels against what they replace")
         narrowest, feeds = search.subject.manifest.narrowest_float, search.truth.feeds[0].inputs
         try:
-            faulty = _with_compiler("children:wrong_user_kernels", search.part(count), search.folder(count),
-                                    feeds, narrowest, on_event=running.append)  # fmt: skip
+            faulty = _with_compiler(
+                "children:wrong_user_kernels",
+                search.part(count),
+                search.folder(count),
+                feeds,
+                narrowest,
+                on_event=running.append,
+            )
         except CompileError as exc:
             if not exc.crashed or not running:
                 raise
@@ -195,11 +219,16 @@ class _Inquiry:
         search = self.search
         count = len(search.names)
         if count not in search.built:
-            raise CompileError(f"the artifact is wrong, but it cannot be built again: {search.outcome(count).reason}",
-                               "`tvmflow bisect CONFIG` looks into that")  # fmt: skip
+            raise CompileError(
+                f"the artifact is wrong, but it cannot be built again: {search.outcome(count).reason}",
+                "`tvmflow bisect CONFIG` looks into that",
+            )
         now = {kernel.name: kernel.rule for kernel in search.built[count].kernels}
-        changed = [f"{k.name} ({k.rule}, now {now.get(k.name, 'gone')})" for k in search.subject.manifest.kernels
-                   if now.get(k.name) != k.rule]  # fmt: skip
+        changed = [
+            f"{k.name} ({k.rule}, now {now.get(k.name, 'gone')})"
+            for k in search.subject.manifest.kernels
+            if now.get(k.name) != k.rule
+        ]
         summary = "the artifact is wrong, a build from its config and database as they are now is right"
         if changed:
             summary += f"; kernels that differ: {', '.join(changed[:5])}"
@@ -221,8 +250,15 @@ def _fatal(kernel: str, call: int, reason: str) -> KernelError:
 def _with_compiler(function: str, part: Part, *args: Any, on_event: Callable[[Any], None] | None = None) -> Any:
     """The value of a function that builds a part."""
     with proof.cuda_env(part.cfg.target.kind) as env:
-        return process.call(f"tvmflow.proof.{function}", part, *args, what="bisecting", env=env, on_event=on_event,
-                            torch=frontend.needs_torch(part.cfg))[0]  # fmt: skip
+        return process.call(
+            f"tvmflow.proof.{function}",
+            part,
+            *args,
+            what="bisecting",
+            env=env,
+            on_event=on_event,
+            torch=frontend.needs_torch(part.cfg),
+        )[0]
 
 
 def _with_libraries(
@@ -230,8 +266,14 @@ def _with_libraries(
 ) -> Any:
     """The value of a function that only runs libraries; raises ArtifactError where one of them crashes."""
     with proof.cuda_env(manifest.target.kind) as env:
-        return process.call(f"tvmflow.proof.children:{function}", *args, what="running the kernels",
-                            error=ArtifactError, env=proof.RUN_ENV | env, on_event=on_event)[0]  # fmt: skip
+        return process.call(
+            f"tvmflow.proof.children:{function}",
+            *args,
+            what="running the kernels",
+            error=ArtifactError,
+            env=proof.RUN_ENV | env,
+            on_event=on_event,
+        )[0]
 
 
 def _described(kernel: Kernel, step: str) -> str:

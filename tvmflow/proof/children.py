@@ -33,8 +33,9 @@ class Running:
     """Which of the calls, or of the kernels that are built, it is, from 1."""
 
 
-def compare_kernels(good: Path, bad: Path, feeds: Mapping[str, np.ndarray], narrowest: str, kept: Path
-                    ) -> list[KernelError]:  # fmt: skip
+def compare_kernels(
+    good: Path, bad: Path, feeds: Mapping[str, np.ndarray], narrowest: str, kept: Path
+) -> list[KernelError]:
     """Runs the artifact `good` and, before each of its kernels, that of `bad` of the same name on copies.
 
     So each kernel is seen as it is, fused, on the arguments that it has in the model. Returns one entry per kernel, its
@@ -96,8 +97,10 @@ class _Beside:
         """Runs the bad kernel too, with rubbish in what the good one changed: in the outputs, that is."""
         self._calls += 1
         emit(Running(name, self._calls))
-        start = [_rubbish(arg) if isinstance(arg, np.ndarray) and arg.tobytes() != then.tobytes() else arg
-                 for arg, then in zip(self._arguments, after, strict=True)]  # fmt: skip
+        start = [
+            _rubbish(arg) if isinstance(arg, np.ndarray) and arg.tobytes() != then.tobytes() else arg
+            for arg, then in zip(self._arguments, after, strict=True)
+        ]
         copies = [self._tvm.runtime.tensor(arg, self._device) if isinstance(arg, np.ndarray) else arg for arg in start]
         self._module.get_function(name, True)(*copies)
         got = [copy.numpy() for copy in copies if hasattr(copy, "numpy")]
@@ -141,9 +144,16 @@ def wrong_user_kernels(part: Part, folder: Path, feeds: Mapping[str, np.ndarray]
         machines = {id(one): machine_of(one, setting.tvm_target) for one in distinct}
     errors = []
     for number, (alike, arrays) in enumerate(calls, 1):
-        judged = [_error_of(str(one.kernel), number, arrays[-1],
-                            machines[id(one)]["reference"](*_tensors(arrays[:-1])).numpy(), narrowest)
-                  for one in alike]  # fmt: skip
+        judged = [
+            _error_of(
+                str(one.kernel),
+                number,
+                arrays[-1],
+                machines[id(one)]["reference"](*_tensors(arrays[:-1])).numpy(),
+                narrowest,
+            )
+            for one in alike
+        ]
         errors += sorted(judged, key=lambda error: error.share)[:1]
     return [error for error in errors if not error.ok]
 
@@ -175,8 +185,11 @@ def first_unbuildable(part: Part) -> tuple[str, str, str] | None:
     from tvmflow.kernels.default import RULE_ATTR
 
     mod, setting = partial_build.module(part)
-    tuned = {var.name_hint: function for var, function in mod.functions.items()
-             if str((function.attrs or {}).get(RULE_ATTR, "")).startswith("record ")}  # fmt: skip
+    tuned = {
+        var.name_hint: function
+        for var, function in mod.functions.items()
+        if str((function.attrs or {}).get(RULE_ATTR, "")).startswith("record ")
+    }
     for number, (name, function) in enumerate(tuned.items(), 1):
         emit(Running(name, number))
         alone = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
@@ -194,8 +207,12 @@ def _given(args: Sequence[Any]) -> list[Any]:
 
     from tvmflow.runtime import vm
 
-    return [vm.to_numpy(arg, str(arg.dtype), arg.device.dlpack_device_type()).copy()
-            if isinstance(arg, tvm_ffi.Tensor) else arg for arg in args]  # fmt: skip
+    return [
+        vm.to_numpy(arg, str(arg.dtype), arg.device.dlpack_device_type()).copy()
+        if isinstance(arg, tvm_ffi.Tensor)
+        else arg
+        for arg in args
+    ]
 
 
 def _rubbish(array: np.ndarray) -> np.ndarray:
@@ -205,8 +222,9 @@ def _rubbish(array: np.ndarray) -> np.ndarray:
 
 def _named(arguments: Sequence[Any]) -> dict[str, np.ndarray]:
     """The arguments as arrays by name: tensors `a0`, `a1`, ..., sizes `n2`, ..., numbered together."""
-    return {f"{'a' if isinstance(one, np.ndarray) else 'n'}{index}": np.asarray(one)
-            for index, one in enumerate(arguments)}  # fmt: skip
+    return {
+        f"{'a' if isinstance(one, np.ndarray) else 'n'}{index}": np.asarray(one) for index, one in enumerate(arguments)
+    }
 
 
 def _error_of(name: str, call: int, got: np.ndarray, want: np.ndarray, narrowest: str) -> KernelError:
@@ -215,6 +233,12 @@ def _error_of(name: str, call: int, got: np.ndarray, want: np.ndarray, narrowest
     finite = np.abs(want[np.isfinite(want)].astype(np.float64))
     largest = float(finite.max(initial=0.0)) or 1.0
     return KernelError(
-        kernel=name, call=call, ok=verdict.ok, reason=verdict.reason, max_error=verdict.max_error,
-        share=(verdict.max_error or 0.0) / largest, rtol=rtol, atol=atol,
-    )  # fmt: skip
+        kernel=name,
+        call=call,
+        ok=verdict.ok,
+        reason=verdict.reason,
+        max_error=verdict.max_error,
+        share=(verdict.max_error or 0.0) / largest,
+        rtol=rtol,
+        atol=atol,
+    )

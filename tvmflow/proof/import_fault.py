@@ -32,8 +32,9 @@ def locate(cfg: Config, whole: Manifest, truth: proof.Truth, out: Path) -> tuple
         exposed = cfg.model_copy(update={"model": cfg.model.model_copy(update={"path": probe})})
         _, (want,) = _call("tvmflow.frontend:run_reference", exposed, [feeds])
         signature, _ = _call("tvmflow.children.building:inspect", exposed)
-        built = proof.build_part(Part(exposed, whole.layout.choice, 0), folder,
-                                 whole.model_copy(update={"signature": signature}))  # fmt: skip
+        built = proof.build_part(
+            Part(exposed, whole.layout.choice, 0), folder, whole.model_copy(update={"signature": signature})
+        )
         (got,) = proof.run(folder, built, [feeds], None, VerifyError)
     values = dict(zip(names, want, strict=True))
     for result, g, w in zip(names, got, want, strict=True):

@@ -62,11 +62,15 @@ def build(part: Part, folder: Path, whole: Manifest) -> Manifest:
         lowered = _run(stripped, _lower_steps(planned=PLANNING in taken))
         library.write_library(lowered, setting.tvm_target, library.linker(setting.target), folder)
         entries = library.write_constants(weights, folder)
-    manifest = whole.model_copy(update={
-        "target": building.target_info(setting.target), "constants": entries, "weights": CONSTANTS,
-        "files": {name: artifact.file_entry(folder / name) for name in (LIBRARY, CONSTANTS)},
-        "kernels": library.contents(packed, lowered).kernels,
-    })  # fmt: skip
+    manifest = whole.model_copy(
+        update={
+            "target": building.target_info(setting.target),
+            "constants": entries,
+            "weights": CONSTANTS,
+            "files": {name: artifact.file_entry(folder / name) for name in (LIBRARY, CONSTANTS)},
+            "kernels": library.contents(packed, lowered).kernels,
+        }
+    )
     artifact.write_manifest(folder, manifest)
     return manifest
 
@@ -91,8 +95,11 @@ def _scheduled(part: Part) -> Iterator[tuple[tvm.IRModule, Setting, frozenset[st
     chosen = setting(cfg)
     if VECTOR_MATH in taken:
         vector_math.register()
-    with (tvm.transform.PassContext(opt_level=3, config=chosen.pass_config), chosen.tvm_target,
-          building.cuda_step(cfg, chosen.target)):  # fmt: skip
+    with (
+        tvm.transform.PassContext(opt_level=3, config=chosen.pass_config),
+        chosen.tvm_target,
+        building.cuda_step(cfg, chosen.target),
+    ):
         mod = _run(model.mod, [*graph, *_missing(graph, part.cfg.target.kind)])
         # Keys hold the numerics that they were tuned for, whatever is built here; but TF32 is in the schedules.
         if RECORDS in taken and (TF32 in taken or not part.cfg.numerics.tf32):
@@ -113,8 +120,7 @@ def _taken(part: Part) -> tuple[list[Step], frozenset[str]]:
 
 def _effective(cfg: Config, taken: frozenset[str]) -> Config:
     """The config with precise arithmetic, and this CPU for its target, unless the steps taken say otherwise."""
-    numerics = cfg.numerics.model_copy(update={
-        "fast_math": FAST_MATH in taken, "tf32": TF32 in taken})  # fmt: skip
+    numerics = cfg.numerics.model_copy(update={"fast_math": FAST_MATH in taken, "tf32": TF32 in taken})
     target = cfg.target if SCHEDULES in taken or cfg.target.kind == "llvm" else TargetSection()
     return cfg.model_copy(update={"numerics": numerics, "target": target})
 
@@ -132,25 +138,29 @@ def replacements(part: Part) -> tuple[list[Replacement], Setting]:
     return found, chosen
 
 
-def _graph_steps(
-    cfg: Config, layout: str, on_replaced: OnReplaced = lambda replacement: None
-) -> tuple[Step, ...]:
+def _graph_steps(cfg: Config, layout: str, on_replaced: OnReplaced = lambda replacement: None) -> tuple[Step, ...]:
     from tvmflow.graph import passes
     from tvmflow.prepare import measured
 
     return (
-        *passes.opening_steps(cfg), *passes.simplify_steps(), *(passes.layout_steps() if layout == "nhwc" else ()),
+        *passes.opening_steps(cfg),
+        *passes.simplify_steps(),
+        *(passes.layout_steps() if layout == "nhwc" else ()),
         *passes.kernel_steps(cfg, on_replaced, measured(cfg)),
-    )  # fmt: skip
+    )
 
 
 def _later_steps(cfg: Config) -> tuple[str, ...]:
     on_cpu = cfg.target.kind == "llvm"
     return (
-        *([VECTOR_MATH] if on_cpu else []), SCHEDULES, *([RECORDS] if cfg.tuning.database else []),
-        *(step.name for step in _pack_steps(cfg)), PLANNING,
-        *([FAST_MATH] if cfg.numerics.fast_math else []), *([TF32] if cfg.numerics.tf32 else []),
-    )  # fmt: skip
+        *([VECTOR_MATH] if on_cpu else []),
+        SCHEDULES,
+        *([RECORDS] if cfg.tuning.database else []),
+        *(step.name for step in _pack_steps(cfg)),
+        PLANNING,
+        *([FAST_MATH] if cfg.numerics.fast_math else []),
+        *([TF32] if cfg.numerics.tf32 else []),
+    )
 
 
 def _pack_steps(cfg: Config) -> tuple[Step, ...]:

@@ -42,13 +42,17 @@ def write_kernel(part: Part, error: KernelError, summary: str, out: Path) -> Non
         shorter = Part(part.cfg, part.layout, count)
         mod, setting = partial_build.module(shorter)
         _write_module(mod, error.kernel, out / name)
-        variants[name] = {"target": json.loads(str(setting.tvm_target)), "options": setting.pass_config,
-                          "vector_math": VECTOR_MATH in partial_build.steps(shorter)}  # fmt: skip
+        variants[name] = {
+            "target": json.loads(str(setting.tvm_target)),
+            "options": setting.pass_config,
+            "vector_math": VECTOR_MATH in partial_build.steps(shorter),
+        }
     write_case(out, "kernel", {"summary": summary, "rtol": error.rtol, "atol": error.atol, "variants": variants})
 
 
-def write_step(libraries: Mapping[str, Path], cfg: Config, run: RunVerdict, inputs: Mapping[str, Any], summary: str,
-               out: Path) -> None:  # fmt: skip
+def write_step(
+    libraries: Mapping[str, Path], cfg: Config, run: RunVerdict, inputs: Mapping[str, Any], summary: str, out: Path
+) -> None:
     """Writes the libraries before and after a step, with inputs on which the values of `run` are wrong after it."""
     out.mkdir(parents=True, exist_ok=True)
     for name, folder in libraries.items():

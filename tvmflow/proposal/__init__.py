@@ -65,8 +65,10 @@ def propose(cfg: Config, request: Request, on_event: proof.OnEvent) -> Found:
     specs, _ = process.call("tvmflow.frontend:inputs", cfg, what="reading the model", torch=frontend.needs_torch(cfg))
     dims = tuple(dict.fromkeys(size for spec in specs for size in spec.shape if isinstance(size, str)))
     if not dims:
-        raise ConfigError(f"{config.name(cfg)}: all sizes of its inputs are fixed, so that there is nothing to choose",
-                          observed.SHAPE_HINT)  # fmt: skip
+        raise ConfigError(
+            f"{config.name(cfg)}: all sizes of its inputs are fixed, so that there is nothing to choose",
+            observed.SHAPE_HINT,
+        )
     align = _align(request.align or {}, dims)
     seen = observed.read(request.trace, dims)
     known, check = size_costs.chosen(choice.aligned(seen.sizes, align))
@@ -96,56 +98,88 @@ def plain(found: Found) -> dict[str, Any]:
     """Everything as JSON values."""
     known = [{"sizes": list(sizes), "seconds": seconds} for sizes, seconds in found.known.items()]
     return {
-        **asdict(found.proposal), "requests": int(found.observed.counts.sum()), "toml": toml(found.proposal),
-        "costs": {"measured": found.measured, "basis": found.basis, "known": known,
-                  "check": asdict(found.check) | {"error": found.check.error} if found.check else None},
-    }  # fmt: skip
+        **asdict(found.proposal),
+        "requests": int(found.observed.counts.sum()),
+        "toml": toml(found.proposal),
+        "costs": {
+            "measured": found.measured,
+            "basis": found.basis,
+            "known": known,
+            "check": asdict(found.check) | {"error": found.check.error} if found.check else None,
+        },
+    }
 
 
 def _align(given: Mapping[str, int], dims: Sequence[str]) -> tuple[int, ...]:
     for name in given:
         if name and name not in dims:
-            raise UsageError(f"--align {name}={given[name]}: the model has no open dimension `{name}`",
-                             f"it has: {', '.join(dims)}")  # fmt: skip
+            raise UsageError(
+                f"--align {name}={given[name]}: the model has no open dimension `{name}`", f"it has: {', '.join(dims)}"
+            )
     return tuple(given.get(dim, given.get("", 1)) for dim in dims)
 
 
 Seconds = tuple[list[float], str]  # by size, and where they come from
 
 
-def _estimated(cfg: Config, dims: Sequence[str], wanted: Sequence[tuple[int, ...]], on_event: Callable[[str], None]
-               ) -> Seconds:  # fmt: skip
+def _estimated(
+    cfg: Config, dims: Sequence[str], wanted: Sequence[tuple[int, ...]], on_event: Callable[[str], None]
+) -> Seconds:
     sizes = [dict(zip(dims, one, strict=True)) for one in wanted]
     with proof.cuda_env(cfg.target.kind) as env:
-        works, _ = process.call("tvmflow.children.call_costs:estimated", cfg, sizes, what="estimating costs", env=env,
-                                on_event=on_event, torch=frontend.needs_torch(cfg))  # fmt: skip
+        works, _ = process.call(
+            "tvmflow.children.call_costs:estimated",
+            cfg,
+            sizes,
+            what="estimating costs",
+            env=env,
+            on_event=on_event,
+            torch=frontend.needs_torch(cfg),
+        )
     kind = cfg.target.kind
     rates = f"{call_costs.FLOP_PER_S[kind] / 1e9:g} GFLOP/s and {call_costs.BYTES_PER_S[kind] / 1e9:g} GB/s"
-    basis = (f"estimated from the kernels of {len(wanted)} sizes, by {rates}" +
-             (" per thread" if kind == "llvm" else "") + f", {call_costs.KERNEL_S * 1e6:g} us per kernel and "
-             f"{call_costs.CALL_S * 1e6:g} per call; --measure times them")  # fmt: skip
+    basis = (
+        f"estimated from the kernels of {len(wanted)} sizes, by {rates}"
+        + (" per thread" if kind == "llvm" else "")
+        + f", {call_costs.KERNEL_S * 1e6:g} us per kernel and "
+        f"{call_costs.CALL_S * 1e6:g} per call; --measure times them"
+    )
     return [work.seconds for work in works], basis
 
 
-def _measured(cfg: Config, dims: Sequence[str], wanted: Sequence[tuple[int, ...]], on_event: Callable[[str], None]
-              ) -> Seconds:  # fmt: skip
-    seconds = [_timed(call_costs.static(cfg, dict(zip(dims, one, strict=True))), on_event,
-                      f"{call_costs.shown(dict(zip(dims, one, strict=True)))} ({number} of {len(wanted)})")
-               for number, one in enumerate(wanted, start=1)]  # fmt: skip
+def _measured(
+    cfg: Config, dims: Sequence[str], wanted: Sequence[tuple[int, ...]], on_event: Callable[[str], None]
+) -> Seconds:
+    seconds = [
+        _timed(
+            call_costs.static(cfg, dict(zip(dims, one, strict=True))),
+            on_event,
+            f"{call_costs.shown(dict(zip(dims, one, strict=True)))} ({number} of {len(wanted)})",
+        )
+        for number, one in enumerate(wanted, start=1)
+    ]
     return seconds, f"measured on this machine with libraries of {len(wanted)} sizes"
 
 
 def _timed(cfg: Config, on_event: Callable[[str], None], place: str) -> float:
-    unchecked = cfg.model_copy(update={
-        "verify": cfg.verify.model_copy(update={"enabled": False}),
-        "tuning": cfg.tuning.model_copy(update={"require_tuned": None}),
-    })  # fmt: skip
+    unchecked = cfg.model_copy(
+        update={
+            "verify": cfg.verify.model_copy(update={"enabled": False}),
+            "tuning": cfg.tuning.model_copy(update={"require_tuned": None}),
+        }
+    )
     with tempfile.TemporaryDirectory(prefix="tvmflow-") as name, proof.cuda_env(cfg.target.kind) as env:
         folder = Path(name) / "library"
         on_event(f"compiling {place}")
         flow.compile_model(unchecked, folder)
         on_event(f"timing {place}")
         feeds = proof.accepted(unchecked, artifact.read_manifest(folder))
-        seconds, _ = process.call("tvmflow.children.call_costs:timed", folder, feeds, what=f"timing {place}",
-                                  error=ArtifactError, env=proof.RUN_ENV | env)  # fmt: skip
+        seconds, _ = process.call(
+            "tvmflow.children.call_costs:timed",
+            folder,
+            feeds,
+            what=f"timing {place}",
+            error=ArtifactError,
+            env=proof.RUN_ENV | env,
+        )
     return float(seconds)

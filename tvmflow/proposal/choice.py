@@ -67,10 +67,15 @@ def propose(observed: Observed, align: tuple[int, ...], cost: SizeFunction, most
     best = next(choice for choice in curve if choice.seconds <= curve[-1].seconds * (1 + 1e-9))
     buckets, waste = _filled(observed, best, cost)
     return Proposal(
-        dims=observed.dims, buckets=buckets, seconds=best.seconds, single_s=curve[0].seconds,
-        exact_s=float(grid.weight @ grid.cost), waste=waste, curve=tuple(curve),
+        dims=observed.dims,
+        buckets=buckets,
+        seconds=best.seconds,
+        single_s=curve[0].seconds,
+        exact_s=float(grid.weight @ grid.cost),
+        waste=waste,
+        curve=tuple(curve),
         product=_choice(grid, products[len(best.buckets) - 1]),
-    )  # fmt: skip
+    )
 
 
 def aligned(sizes: np.ndarray, align: tuple[int, ...]) -> np.ndarray:

@@ -38,8 +38,9 @@ def read(path: Path, dims: Sequence[str]) -> Observed:
             columns = _columns(path, next(reader, []), dims)
             values = list(_values(path, reader, columns))
     except FileNotFoundError:
-        raise InputError(f"{path}: no such file", f"--trace takes a CSV file that starts with {','.join(dims)}"
-                         ) from None  # fmt: skip
+        raise InputError(
+            f"{path}: no such file", f"--trace takes a CSV file that starts with {','.join(dims)}"
+        ) from None
     except (OSError, UnicodeDecodeError, csv.Error) as exc:
         raise InputError(f"{path}: cannot be read as CSV: {exc}", "give a readable CSV file in UTF-8") from None
     rows = pd.DataFrame(values, columns=columns, dtype="int64")
@@ -64,9 +65,10 @@ def _columns(path: Path, header: list[str], dims: Sequence[str]) -> list[str]:
         faults.append(f"column `{name}` is no dimension of the model" + (f", {meant}" if meant else ""))
     faults += [f"column `{name}` is there twice" for name in dict.fromkeys(columns) if columns.count(name) > 1]
     if faults:
-        raise InputError(f"{path}, line 1: {'; '.join(faults)}",
-                         f"the model's open dimensions are {', '.join(dims)}; --dim NAME=SIZE fixes one, {SHAPE_HINT}"
-                         )  # fmt: skip
+        raise InputError(
+            f"{path}, line 1: {'; '.join(faults)}",
+            f"the model's open dimensions are {', '.join(dims)}; --dim NAME=SIZE fixes one, {SHAPE_HINT}",
+        )
     return columns
 
 
@@ -83,10 +85,14 @@ def _values(path: Path, reader: Iterator[list[str]], columns: list[str]) -> Iter
 def _value(place: str, text: str, name: str) -> int:
     lowest = 0 if name == COUNT else 1
     if not re.fullmatch(r"-?[0-9]+", text):
-        raise InputError(f"{place}: `{text}` is no whole number" if text else f"{place}: nothing stands there",
-                         "write sizes as whole numbers, e.g. 128")  # fmt: skip
+        raise InputError(
+            f"{place}: `{text}` is no whole number" if text else f"{place}: nothing stands there",
+            "write sizes as whole numbers, e.g. 128",
+        )
     value = int(text)
     if not lowest <= value <= LARGEST:
-        raise InputError(f"{place}: {text} is too {'small' if value < lowest else 'large'}",
-                         f"{'counts' if name == COUNT else 'sizes'} are from {lowest} to {LARGEST}")  # fmt: skip
+        raise InputError(
+            f"{place}: {text} is too {'small' if value < lowest else 'large'}",
+            f"{'counts' if name == COUNT else 'sizes'} are from {lowest} to {LARGEST}",
+        )
     return value

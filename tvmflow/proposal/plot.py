@@ -37,9 +37,12 @@ def svg(found: Found) -> str:
     panels: list[Draw] = [*sizes, _curve]
     width, height = LEFT + len(panels) * (WIDTH + GAP), TOP + HEIGHT + 60
     parts = [part for index, draw in enumerate(panels) for part in draw(found, LEFT + index * (WIDTH + GAP))]
-    return (f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-            'font-family="sans-serif" font-size="12">\n<rect width="100%" height="100%" fill="white"/>\n'
-            + "\n".join(parts) + "\n</svg>\n")  # fmt: skip
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
+        'font-family="sans-serif" font-size="12">\n<rect width="100%" height="100%" fill="white"/>\n'
+        + "\n".join(parts)
+        + "\n</svg>\n"
+    )
 
 
 def _histogram(axis: int, found: Found, x: float) -> Iterator[str]:

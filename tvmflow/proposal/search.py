@@ -104,8 +104,9 @@ def _factors(most: int, shape: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
 
 def _product(grid: Grid, counts: tuple[int, ...]) -> np.ndarray:
     """Sizes per dimension, as many as `counts`, from evenly spread ones, each dimension settled in turn."""
-    chosen = [np.linspace(0, size, count + 1).astype(int)[1:] - 1
-              for size, count in zip(grid.shape, counts, strict=True)]  # fmt: skip
+    chosen = [
+        np.linspace(0, size, count + 1).astype(int)[1:] - 1 for size, count in zip(grid.shape, counts, strict=True)
+    ]
     before: list[list[int]] = []
     while before != (now := [ends.tolist() for ends in chosen]):
         before = now
@@ -161,10 +162,15 @@ def searched(grid: Grid, products: list[np.ndarray]) -> list[np.ndarray]:
             found.append(_exhausted(grid, count))
         else:
             grown = _grown(grid, found[-1], count)
-            random = [rng.choice(len(grid.sizes) - 1, count - 1, replace=False)
-                      for _ in range(min(STARTS, EFFORT // (count * len(grid.sizes))))]
-            starts = [grown, _grown(grid, products[count - 1], count),
-                      *(np.append(one, len(grid.sizes) - 1) for one in random)]
+            random = [
+                rng.choice(len(grid.sizes) - 1, count - 1, replace=False)
+                for _ in range(min(STARTS, EFFORT // (count * len(grid.sizes))))
+            ]
+            starts = [
+                grown,
+                _grown(grid, products[count - 1], count),
+                *(np.append(one, len(grid.sizes) - 1) for one in random),
+            ]
             found.append(min((_swapped(grid, one) for one in starts), key=lambda one: expected(grid, one)))
     return found
 

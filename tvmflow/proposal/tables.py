@@ -22,8 +22,13 @@ def _buckets(found: Found) -> Table:
     table = _table(*proposal.dims, "requests", "", "padding", "cost per call")
     largest = max(bucket.share for bucket in proposal.buckets)
     for bucket in proposal.buckets:
-        table.add_row(*map(str, bucket.sizes), f"{bucket.share:.1%}", _bar(bucket.share / largest),
-                      f"{bucket.waste:.0%}", _ms(bucket.seconds))  # fmt: skip
+        table.add_row(
+            *map(str, bucket.sizes),
+            f"{bucket.share:.1%}",
+            _bar(bucket.share / largest),
+            f"{bucket.waste:.0%}",
+            _ms(bucket.seconds),
+        )
     return table
 
 
@@ -35,10 +40,10 @@ def _totals(found: Found) -> Table:
         "time per request": f"{_ms(proposal.seconds)} with {_count(count)}",
         "with one bucket": f"{_ms(proposal.single_s)}, {proposal.single_s / proposal.seconds:.2f} times as long",
         "with exact sizes": f"{_ms(proposal.exact_s)}, {proposal.exact_s / proposal.seconds:.2f} times as long: "
-                            "the least that buckets can reach",
+        "the least that buckets can reach",
         "padding": f"{proposal.waste:.0%} of the elements computed",
         "costs": found.basis + _checked(found),
-    }  # fmt: skip
+    }
     if axes_of(tuple(bucket.sizes for bucket in proposal.buckets)) is None:
         axes = axes_of(proposal.product.buckets) or ()
         lists = ", ".join(f"{name} = {list(sizes)}" for name, sizes in zip(proposal.dims, axes, strict=True))

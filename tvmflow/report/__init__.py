@@ -18,18 +18,33 @@ from tvmflow.report import audit
 def compiled(manifest: Manifest | Bundle) -> RenderableType:
     """What `compile` ends with: what was built, how long each stage took, what is left to know."""
     if isinstance(manifest, Bundle):
-        return Group(_bundle_overview(manifest), _buckets(manifest), _padding(manifest), _stages(manifest),
-                     *_worst(manifest), *_notes(manifest))  # fmt: skip
-    return Group(_overview(manifest), _stages(manifest), verdict(manifest.verdict), *_findings(manifest),
-                 *_notes(manifest))  # fmt: skip
+        return Group(
+            _bundle_overview(manifest),
+            _buckets(manifest),
+            _padding(manifest),
+            _stages(manifest),
+            *_worst(manifest),
+            *_notes(manifest),
+        )
+    return Group(
+        _overview(manifest), _stages(manifest), verdict(manifest.verdict), *_findings(manifest), *_notes(manifest)
+    )
 
 
 def inspected(manifest: Manifest | Bundle) -> RenderableType:
     """Everything a manifest holds."""
     if isinstance(manifest, Bundle):
         return Group(signature(manifest.signature), compiled(manifest))
-    return Group(_overview(manifest), signature(manifest.signature), _kernels(manifest), _transforms(manifest),
-                 _stages(manifest), verdict(manifest.verdict), *_findings(manifest), *_notes(manifest))  # fmt: skip
+    return Group(
+        _overview(manifest),
+        signature(manifest.signature),
+        _kernels(manifest),
+        _transforms(manifest),
+        _stages(manifest),
+        verdict(manifest.verdict),
+        *_findings(manifest),
+        *_notes(manifest),
+    )
 
 
 def signature(noun: Signature) -> Table:
@@ -52,10 +67,16 @@ def verdict(noun: Verdict | None) -> RenderableType:
         sizes = "".join(f" {name}={size}" for name, size in run.dims.items())
         for out in run.outputs:
             table.add_row(
-                run.inputs + sizes, out.name, "[green]ok[/]" if out.ok else f"[red]WRONG[/] {out.reason}",
-                _figure(out.max_error), _figure(out.mean_error), _figure(out.max_relative_error),
-                f"{out.atol:.1e} + {out.rtol:g}|x|", _share(out.top1_agreement), _share(out.top5_agreement),
-            )  # fmt: skip
+                run.inputs + sizes,
+                out.name,
+                "[green]ok[/]" if out.ok else f"[red]WRONG[/] {out.reason}",
+                _figure(out.max_error),
+                _figure(out.mean_error),
+                _figure(out.max_relative_error),
+                f"{out.atol:.1e} + {out.rtol:g}|x|",
+                _share(out.top1_agreement),
+                _share(out.top5_agreement),
+            )
     return Group(table, *(f"[yellow]note[/] {note}" for note in noun.notes))
 
 
@@ -66,9 +87,14 @@ def attribution(noun: Attribution) -> RenderableType:
     for output in dict.fromkeys(row.output for row in noun.rows):
         for row in (row for row in noun.rows if row.output == output):
             table.add_row(
-                row.output, row.stage, "[green]ok[/]" if row.ok else "[red]WRONG[/]", _figure(row.max_error),
-                _figure(row.max_relative_error), f"{row.mismatched} of {row.total}", _figure(row.change),
-            )  # fmt: skip
+                row.output,
+                row.stage,
+                "[green]ok[/]" if row.ok else "[red]WRONG[/]",
+                _figure(row.max_error),
+                _figure(row.max_relative_error),
+                f"{row.mismatched} of {row.total}",
+                _figure(row.change),
+            )
     stages = (f"{name}: {why}" for name, why in noun.stages.items())
     return Group(verdict(noun.verdict), table, *stages)
 
@@ -82,8 +108,13 @@ def bisection(noun: Bisection) -> RenderableType:
         checks.add_row(str(check.count), check.step, f"[{colour}]{check.outcome}[/] {check.reason}")
     kernels = _table("kernel", "call", "", "max error", "of the largest value")
     for one in noun.culprit.kernels if noun.culprit else ():
-        kernels.add_row(one.kernel, str(one.call), "[green]ok[/]" if one.ok else f"[red]WRONG[/] {one.reason}",
-                        _figure(one.max_error), _figure(one.share))  # fmt: skip
+        kernels.add_row(
+            one.kernel,
+            str(one.call),
+            "[green]ok[/]" if one.ok else f"[red]WRONG[/] {one.reason}",
+            _figure(one.max_error),
+            _figure(one.share),
+        )
     notes = [f"[yellow]note[/] {note}" for note in noun.unusable_records]
     verdict_ = "nothing is wrong" if noun.culprit is None else f"first bad step: {noun.culprit.step}"
     return Group(*([checks] if noun.checks else []), *([kernels] if kernels.row_count else []), verdict_, *notes)
@@ -97,8 +128,13 @@ def samples(measured: Mapping[str, Sequence[bench.Samples]], threads: int) -> Re
     warnings = []
     for bucket, items in measured.items():
         for item in items:
-            table.add_row(bucket, item.name, f"{item.median_s * 1e3:.3f} ms", str(len(item.seconds)),
-                          f"{bench.ratio(item, items[-1]):.2f} x its time")  # fmt: skip
+            table.add_row(
+                bucket,
+                item.name,
+                f"{item.median_s * 1e3:.3f} ms",
+                str(len(item.seconds)),
+                f"{bench.ratio(item, items[-1]):.2f} x its time",
+            )
             warnings += [f"[yellow]may be unstable[/] {bucket} {item.name}: {text}" for text in item.warnings]
     return Group(table, *warnings)
 
@@ -116,26 +152,43 @@ def _bundle_overview(bundle: Bundle) -> Table:
     read = sum(bucket.weight_bytes for bucket in bundle.buckets)
     libraries = sum(bucket.library_bytes for bucket in bundle.buckets)
     weights = bundle.files[CONSTANTS].size_bytes
-    return _pairs({
-        "artifact": f"{bundle.name}: {len(bundle.buckets)} buckets, libraries {_bytes(libraries)}",
-        "weights": f"{_bytes(weights)} for all buckets together, which read {_bytes(read)} of them",
-        "target": _target(bundle.target),
-        "numerics": config.stated(bundle.config["numerics"]),
-        "peak memory": f"{_bytes(bundle.peak_rss_bytes)} while compiling",
-    })  # fmt: skip
+    return _pairs(
+        {
+            "artifact": f"{bundle.name}: {len(bundle.buckets)} buckets, libraries {_bytes(libraries)}",
+            "weights": f"{_bytes(weights)} for all buckets together, which read {_bytes(read)} of them",
+            "target": _target(bundle.target),
+            "numerics": config.stated(bundle.config["numerics"]),
+            "peak memory": f"{_bytes(bundle.peak_rss_bytes)} while compiling",
+        }
+    )
 
 
 def _buckets(bundle: Bundle) -> Table:
-    table = _table("bucket", "kernels", "transposes", "library", "weights read", "buffers planned", "kernels of a run",
-                   "largest error")  # fmt: skip
+    table = _table(
+        "bucket",
+        "kernels",
+        "transposes",
+        "library",
+        "weights read",
+        "buffers planned",
+        "kernels of a run",
+        "largest error",
+    )
     for bucket in bundle.buckets:
         origins = ", ".join(f"{count} {origin}" for origin, count in bucket.kernels.items())
         taken = "" if bucket.kernel_seconds is None else f"{bucket.kernel_seconds * 1e3:.3f} ms"
         runs = [run for run in bundle.verdict.runs if run.dims == bucket.dims] if bundle.verdict else []
         errors = [out.max_error for run in runs for out in run.outputs if out.max_error is not None]
-        table.add_row(bucket.folder, origins, str(bucket.transposes), _bytes(bucket.library_bytes),
-                      _bytes(bucket.weight_bytes), _bytes(bucket.planned_bytes), taken,
-                      _figure(max(errors, default=None)))  # fmt: skip
+        table.add_row(
+            bucket.folder,
+            origins,
+            str(bucket.transposes),
+            _bytes(bucket.library_bytes),
+            _bytes(bucket.weight_bytes),
+            _bytes(bucket.planned_bytes),
+            taken,
+            _figure(max(errors, default=None)),
+        )
     return table
 
 
@@ -179,18 +232,23 @@ def _pairs(rows: Mapping[str, str]) -> Table:
 def _overview(manifest: Manifest) -> Table:
     origins = Counter(kernel.origin for kernel in manifest.kernels)
     transforms = manifest.layout.transforms
-    return _pairs({
-        "library": f"{manifest.name}: " + ", ".join(f"{n} {_bytes(f.size_bytes)}" for n, f in manifest.files.items()),
-        "target": _target(manifest.target),
-        "numerics": config.stated(manifest.config["numerics"]),
-        "kernels": f"{len(manifest.kernels)}: " + ", ".join(f"{count} {origin}" for origin, count in origins.items()),
-        "layout": f"{manifest.layout.choice} ({manifest.layout.reason}); {len(transforms)} transposes left, "
-                  f"{_bytes(sum(t.size_bytes for t in transforms))}",
-        "buffers": "sizes follow the inputs" if manifest.planned_bytes is None else
-                   f"{_bytes(manifest.planned_bytes)} planned",
-        "peak memory": f"{_bytes(manifest.peak_rss_bytes)} while compiling",
-        "audit": audit.line(manifest, manifest.audit) if manifest.audit else "none",
-    })  # fmt: skip
+    return _pairs(
+        {
+            "library": f"{manifest.name}: "
+            + ", ".join(f"{n} {_bytes(f.size_bytes)}" for n, f in manifest.files.items()),
+            "target": _target(manifest.target),
+            "numerics": config.stated(manifest.config["numerics"]),
+            "kernels": f"{len(manifest.kernels)}: "
+            + ", ".join(f"{count} {origin}" for origin, count in origins.items()),
+            "layout": f"{manifest.layout.choice} ({manifest.layout.reason}); {len(transforms)} transposes left, "
+            f"{_bytes(sum(t.size_bytes for t in transforms))}",
+            "buffers": "sizes follow the inputs"
+            if manifest.planned_bytes is None
+            else f"{_bytes(manifest.planned_bytes)} planned",
+            "peak memory": f"{_bytes(manifest.peak_rss_bytes)} while compiling",
+            "audit": audit.line(manifest, manifest.audit) if manifest.audit else "none",
+        }
+    )
 
 
 def _stages(manifest: Described) -> Table:

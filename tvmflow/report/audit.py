@@ -29,8 +29,14 @@ class Section:
 
 def sections(audit: Audit) -> tuple[Section, ...]:
     """All that an audit holds; sections without rows are left out."""
-    found = (_findings(audit.findings), _numerics(audit), _kernels(audit), _resources(audit), _layouts(audit),
-             _external(audit))  # fmt: skip
+    found = (
+        _findings(audit.findings),
+        _numerics(audit),
+        _kernels(audit),
+        _resources(audit),
+        _layouts(audit),
+        _external(audit),
+    )
     return tuple(section for section in found if section.rows)
 
 
@@ -90,11 +96,12 @@ def _numerics(audit: Audit) -> Section:
     numbers = audit.numerics
     flags = "not known" if numbers.llvm_flags is None else _counts(numbers.llvm_flags) or "none"
     rows = [
-        ("stated", config.stated(numbers.contract)), ("read", "; ".join(numbers.read)),
+        ("stated", config.stated(numbers.contract)),
+        ("read", "; ".join(numbers.read)),
         ("LLVM's fast-math flags", flags),
         ("approximate instructions", _by_kernel(numbers.approximate)),
         ("float control", _by_kernel(numbers.float_control)),
-    ]  # fmt: skip
+    ]
     if audit.target.kind == "cuda":
         rows.append(("TF32", ", ".join(numbers.tf32_kernels) or "in no kernel"))
         products = (f"{kernel}: {', '.join(names)}" for kernel, names in numbers.tensor_core.items())
@@ -104,37 +111,74 @@ def _numerics(audit: Audit) -> Section:
 
 def _kernels(audit: Audit) -> Section:
     rows = tuple(
-        (use.kernel.name, " + ".join(use.kernel.operators), use.kernel.origin, use.kernel.rule, str(use.kernel.calls),
-         (use.kernel.key or "")[:12], "" if use.share is None else f"{use.share:.1%}")
+        (
+            use.kernel.name,
+            " + ".join(use.kernel.operators),
+            use.kernel.origin,
+            use.kernel.rule,
+            str(use.kernel.calls),
+            (use.kernel.key or "")[:12],
+            "" if use.share is None else f"{use.share:.1%}",
+        )
         for use in audit.kernels
-    )  # fmt: skip
+    )
     return Section("Kernels", ("kernel", "computes", "origin", "rule", "calls", "key", "time"), rows)
 
 
 def _resources(audit: Audit) -> Section:
-    columns = ("kernel", "threads", "registers", "shared", "dynamic", "stack", "local", "loads, stores", "blocks",
-               "occupancy", "limit")  # fmt: skip
+    columns = (
+        "kernel",
+        "threads",
+        "registers",
+        "shared",
+        "dynamic",
+        "stack",
+        "local",
+        "loads, stores",
+        "blocks",
+        "occupancy",
+        "limit",
+    )
     rows = tuple(
-        (r.kernel, _known(r.threads), str(r.registers), str(r.static_shared_bytes), _known(r.dynamic_shared_bytes),
-         str(r.stack_bytes), str(r.local_bytes), f"{r.local_loads}, {r.local_stores}", _known(r.blocks),
-         "?" if r.occupancy is None else f"{r.occupancy:.0%}", r.limiter or "?")
+        (
+            r.kernel,
+            _known(r.threads),
+            str(r.registers),
+            str(r.static_shared_bytes),
+            _known(r.dynamic_shared_bytes),
+            str(r.stack_bytes),
+            str(r.local_bytes),
+            f"{r.local_loads}, {r.local_stores}",
+            _known(r.blocks),
+            "?" if r.occupancy is None else f"{r.occupancy:.0%}",
+            r.limiter or "?",
+        )
         for r in audit.resources
-    )  # fmt: skip
+    )
     return Section("CUDA resources (bytes; of one multiprocessor)", columns, rows)
 
 
 def _layouts(audit: Audit) -> Section:
     rows = [*_transforms("before", audit.layout.before), *_transforms("after", audit.layout.transforms)]
-    return Section(f"Transposes before and after the graph passes; layout {audit.layout.choice}",
-                   ("", "place", "writes", "count", "bytes", "needless"), tuple(rows))  # fmt: skip
+    return Section(
+        f"Transposes before and after the graph passes; layout {audit.layout.choice}",
+        ("", "place", "writes", "count", "bytes", "needless"),
+        tuple(rows),
+    )
 
 
 def _transforms(when: str, transforms: Sequence[LayoutTransform]) -> Iterator[tuple[str, ...]]:
     """Equal ones once."""
     for transform, count in Counter(transforms).items():
         shape = "x".join(map(str, transform.shape))
-        yield (when, transform.place, shape, str(count), f"{count * transform.size_bytes:,}",
-               transform.needless or transform.avoidable)  # fmt: skip
+        yield (
+            when,
+            transform.place,
+            shape,
+            str(count),
+            f"{count * transform.size_bytes:,}",
+            transform.needless or transform.avoidable,
+        )
     yield when, "all", "", str(len(transforms)), f"{sum(t.size_bytes for t in transforms):,}", ""
 
 
@@ -144,10 +188,14 @@ def _external(audit: Audit) -> Section:
     for external in sorted(audit.external, key=lambda external: external.reason is not None):
         groups.setdefault((external.kind, external.reason or "NOT ALLOWED"), []).append(external)
     rows = tuple(
-        (", ".join(e.name for e in members), kind, reason,
-         "; ".join(place for e in members for place in e.places[:2] if e.reason is None))
+        (
+            ", ".join(e.name for e in members),
+            kind,
+            reason,
+            "; ".join(place for e in members for place in e.places[:2] if e.reason is None),
+        )
         for (kind, reason), members in groups.items()
-    )  # fmt: skip
+    )
     return Section("External calls", ("name", "what it is", "why it may be there", "called from"), rows)
 
 

@@ -54,5 +54,6 @@ def _installed(package: str) -> str:
     try:
         return version(package)
     except PackageNotFoundError:
-        raise SetupError(f"{package} is not installed", "install it, or what `python scripts/make_runtime.py` writes"
-                         ) from None  # fmt: skip
+        raise SetupError(
+            f"{package} is not installed", "install it, or what `python scripts/make_runtime.py` writes"
+        ) from None

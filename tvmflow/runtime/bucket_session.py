@@ -74,8 +74,9 @@ class BucketSession:
         spans = tuple(_span(size, piece) for size in spec.shape)
         return padded_to(spec, array[spans], held, self.manifest.pad.get(spec.name, 0))
 
-    def _joined(self, pieces: Sequence[Piece], sizes: Mapping[str, int], parts: Sequence[list[np.ndarray]]
-                ) -> list[np.ndarray]:  # fmt: skip
+    def _joined(
+        self, pieces: Sequence[Piece], sizes: Mapping[str, int], parts: Sequence[list[np.ndarray]]
+    ) -> list[np.ndarray]:
         """The outputs of the whole request from those of its pieces."""
         if len(pieces) == 1:
             return parts[0]

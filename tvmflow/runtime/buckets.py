@@ -19,9 +19,20 @@ Sizes = Mapping[str, int]
 # What the texts of sizes in a signature may hold, beside names of dimensions and integers.
 FUNCTIONS = {"min": min, "max": max}
 NODES = (
-    ast.Expression, ast.BinOp, ast.UnaryOp, ast.USub, ast.Add, ast.Sub, ast.Mult, ast.FloorDiv, ast.Mod, ast.Call,
-    ast.Name, ast.Load, ast.Constant,
-)  # fmt: skip
+    ast.Expression,
+    ast.BinOp,
+    ast.UnaryOp,
+    ast.USub,
+    ast.Add,
+    ast.Sub,
+    ast.Mult,
+    ast.FloorDiv,
+    ast.Mod,
+    ast.Call,
+    ast.Name,
+    ast.Load,
+    ast.Constant,
+)
 
 
 @dataclass(frozen=True)
@@ -73,18 +84,22 @@ class Chooser:
 
     def _divided(self, sizes: Sizes) -> tuple[str, int]:
         """The dimension to split, and the bucket that takes the first part; raises InputError where there is none."""
-        too_large = [[dim for dim in self._misfits(index, sizes) if sizes[dim] > held[dim]]
-                     for index, held in enumerate(self._buckets)]  # fmt: skip
+        too_large = [
+            [dim for dim in self._misfits(index, sizes) if sizes[dim] > held[dim]]
+            for index, held in enumerate(self._buckets)
+        ]
         for dim in (dim for dim in sizes if self._padding[dim].kind == "independent"):
             # Buckets that the other dimensions fit, or fit once they are split too.
             able = [
-                index for index, larger in enumerate(too_large)
+                index
+                for index, larger in enumerate(too_large)
                 if dim in larger and all(self._splits(d, index, sizes) for d in self._misfits(index, sizes))
-            ]  # fmt: skip
+            ]
             if able:
                 return dim, max(able, key=lambda index: (self._buckets[index][dim], -self._elements(index)))
-        raise InputError(f"no bucket fits {shown(sizes)}: {self._reason(sizes)}",
-                         f"buckets: {'; '.join(map(shown, self._buckets))}")  # fmt: skip
+        raise InputError(
+            f"no bucket fits {shown(sizes)}: {self._reason(sizes)}", f"buckets: {'; '.join(map(shown, self._buckets))}"
+        )
 
     def _splits(self, dim: str, index: int, sizes: Sizes) -> bool:
         return self._padding[dim].kind == "independent" and sizes[dim] > self._buckets[index][dim]
@@ -94,11 +109,15 @@ class Chooser:
             held = sorted({bucket[dim] for bucket in self._buckets})
             padding = self._padding[dim]
             if not self.may_pad(dim) and size not in held:
-                return f"`{dim}` cannot be padded ({padding.reason}); give one of {held}, or allow it with " \
-                       "[shapes] allow_padding"  # fmt: skip
+                return (
+                    f"`{dim}` cannot be padded ({padding.reason}); give one of {held}, or allow it with "
+                    "[shapes] allow_padding"
+                )
             if size > held[-1] and padding.kind != "independent":
-                return f"`{dim}` = {size} is above the largest bucket, {held[-1]}, and cannot be split, because its " \
-                       "positions depend on each other"  # fmt: skip
+                return (
+                    f"`{dim}` = {size} is above the largest bucket, {held[-1]}, and cannot be split, because its "
+                    "positions depend on each other"
+                )
         return "there is no bucket for this combination"
 
     def _elements(self, index: int) -> int:
@@ -130,8 +149,9 @@ def output_sizes(signature: Signature) -> list[list[Callable[[Sizes], int]]]:
     return [[size_of(size) for size in spec.shape] for spec in signature.outputs]
 
 
-def cut(outputs: Sequence[np.ndarray], computed: Sequence[Sequence[Callable[[Sizes], int]]], sizes: Sizes
-        ) -> list[np.ndarray]:  # fmt: skip
+def cut(
+    outputs: Sequence[np.ndarray], computed: Sequence[Sequence[Callable[[Sizes], int]]], sizes: Sizes
+) -> list[np.ndarray]:
     """Outputs without what padding added to them: only what follows from `sizes`; `computed` as of `output_sizes`."""
     return [
         np.asarray(output[tuple(slice(size(sizes)) for size in row)], order="C")
@@ -144,8 +164,10 @@ def check_outputs(signature: Signature, computed: Sequence[Sequence[Callable[[Si
     for spec, row in zip(signature.outputs, computed, strict=True):
         for text, size in zip(spec.shape, row, strict=True):
             if (result := size(sizes)) < 0:
-                raise InputError(f"output `{spec.name}` would have the size {text} = {result}",
-                                 f"give larger inputs than {shown(sizes)}")  # fmt: skip
+                raise InputError(
+                    f"output `{spec.name}` would have the size {text} = {result}",
+                    f"give larger inputs than {shown(sizes)}",
+                )
 
 
 def leaves_outputs(signature: Signature, sizes: Sizes) -> bool:

@@ -143,8 +143,11 @@ class Session:
                 return machine.copied(index, value)
             tensor = tvm_ffi.from_dlpack(value)
             return tensor if tensor.data_ptr() % ALIGNMENT == 0 else machine.copied(index, value)
-        if value.device.dlpack_device_type() == self._device and value.data_ptr() % ALIGNMENT == 0 \
-                and value.is_contiguous():  # fmt: skip
+        if (
+            value.device.dlpack_device_type() == self._device
+            and value.data_ptr() % ALIGNMENT == 0
+            and value.is_contiguous()
+        ):
             return value
         if value.device.dlpack_device_type() == vm.CUDA:
             return vm.clone(value)
@@ -210,8 +213,10 @@ def as_array(name: str, value: Any, device: int) -> Any:
         raise InputError(f"`{name}`: not an array: {exc}", "give a numpy array or a tensor with DLPack") from None
     place = tensor.device
     if place.dlpack_device_type() != vm.CPU and (place.dlpack_device_type(), place.index) != (device, 0):
-        raise InputError(f"`{name}`: lies on {place}, the library runs on {'cuda:0' if device == vm.CUDA else 'cpu'}",
-                         "give a tensor on the CPU or there")  # fmt: skip
+        raise InputError(
+            f"`{name}`: lies on {place}, the library runs on {'cuda:0' if device == vm.CUDA else 'cpu'}",
+            "give a tensor on the CPU or there",
+        )
     if place.dlpack_device_type() == vm.CUDA and not tensor.is_contiguous():
         raise InputError(f"`{name}`: not contiguous on {place}", "give x.contiguous()")
     return tensor

@@ -173,8 +173,10 @@ def _load(part: str) -> None:
     folders = [Path(place) / "lib" for place in (spec and spec.submodule_search_locations) or ()]
     files = [folder / f"lib{part}.so" for folder in folders if (folder / f"lib{part}.so").exists()]
     if not files:
-        raise SetupError(f"lib{part}.so of TVM's run time is not here", "install apache-tvm, or what "
-                         "`python scripts/make_runtime.py` writes")  # fmt: skip
+        raise SetupError(
+            f"lib{part}.so of TVM's run time is not here",
+            "install apache-tvm, or what `python scripts/make_runtime.py` writes",
+        )
     ctypes.CDLL(str(files[0]), ctypes.RTLD_GLOBAL)
 
 

@@ -28,7 +28,7 @@ def conditions(kind: str, has_weights: bool) -> Mapping[str, Any]:
 
 def seconds(
     module: Any, device: Any, args: Sequence[Any], options: Mapping[str, Any], best_s: float | None
-) -> tuple[float, ...]:  # fmt: skip
+) -> tuple[float, ...]:
     """Seconds per call of the module's `main`, one value per sample; a single one where the first was hopeless."""
 
     def samples(count: int) -> tuple[float, ...]:

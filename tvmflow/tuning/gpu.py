@@ -50,8 +50,7 @@ class Gpu:
             raise
 
     def _leave_if_broken(self, device: Any) -> None:
-        """After a wrong memory access every later call fails too: the process ends, and a new worker takes its place.
-        """
+        """After a wrong memory access every later call fails too: the process ends, and a new worker takes its place."""
         try:
             device.sync()
         except Exception:  # whatever the driver reports

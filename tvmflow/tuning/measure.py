@@ -75,7 +75,7 @@ class Measurer:
 
     def _run_all(
         self, owner: _Worker, numbers: list[int], results: list[Measured | None], best_s: float | None, last: bool
-    ) -> float | None:  # fmt: skip
+    ) -> float | None:
         """One turn of what a worker has built; returns the best median seen. Leaves in `numbers` what it still has."""
         for number in list(numbers):
             result = owner.ask(("run", number, best_s), run_timeout_s(best_s) + self.overhead_s)
@@ -155,8 +155,10 @@ class _Worker:
         if isinstance(payload, TvmflowError):
             raise payload
         if status != "ok":
-            raise SetupError(f"a process for candidates did not start: {status} (exit code {self._process.exitcode})",
-                             "what it printed stands above; `tvmflow doctor` checks the installation")  # fmt: skip
+            raise SetupError(
+                f"a process for candidates did not start: {status} (exit code {self._process.exitcode})",
+                "what it printed stands above; `tvmflow doctor` checks the installation",
+            )
 
     def send(self, message: object) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # `receive` finds it dead

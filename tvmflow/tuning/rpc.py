@@ -72,13 +72,13 @@ class Tracker:
         if self.device_key not in keys:
             raise TargetError(
                 f"tuning.device_key: the tracker at {self.address} has no device `{self.device_key}`; "
-                f"it has {', '.join(keys) or 'none'}", self._hint(),
-            )  # fmt: skip
+                f"it has {', '.join(keys) or 'none'}",
+                self._hint(),
+            )
 
     @contextmanager
     def session(self, timeout_s: float) -> Iterator[Any]:
-        """A tvm.rpc.RPCSession that the device ends after `timeout_s`; raises TargetError where none is free in WAIT_S.
-        """
+        """A tvm.rpc.RPCSession that the device ends after `timeout_s`; raises TargetError where none is free in WAIT_S."""
         end = time.monotonic() + WAIT_S
         while True:
             with self._connected() as tracker:
@@ -112,8 +112,9 @@ class Tracker:
             socket.setdefaulttimeout(None)
 
     def _hint(self) -> str:
-        return (f"start one on the device: python -m tvm.exec.rpc_server --tracker {self.address} "
-                f"--key {self.device_key}")  # fmt: skip
+        return (
+            f"start one on the device: python -m tvm.exec.rpc_server --tracker {self.address} --key {self.device_key}"
+        )
 
 
 @dataclass(frozen=True)
@@ -131,8 +132,10 @@ class Libraries:
 class RpcMeasurer(Measurer):
     """A Measurer whose workers build here and run on a tracker's device, one candidate at a time."""
 
-    protocol = ("over RPC, median of 3-6 samples: single runs, all arguments but the first flushed from the caches, "
-                "where a kernel has weights; single runs, caches flushed, on a GPU; else of 1 ms")  # fmt: skip
+    protocol = (
+        "over RPC, median of 3-6 samples: single runs, all arguments but the first flushed from the caches, "
+        "where a kernel has weights; single runs, caches flushed, on a GPU; else of 1 ms"
+    )
     overhead_s = WAIT_S + 2 * CONNECT_S + SESSION_S + SLOWNESS * RUN_TIMEOUT_S
 
     def __init__(self, tracker: Tracker, libraries: Libraries, workers: int) -> None:

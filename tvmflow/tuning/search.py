@@ -75,9 +75,12 @@ class Search:
 
 
 def begin(
-    search: Search, record: Record | None, experience: Experience, measurer: Measurer,
+    search: Search,
+    record: Record | None,
+    experience: Experience,
+    measurer: Measurer,
     machine: tuple[tvm.target.Target, Any],
-) -> None:  # fmt: skip
+) -> None:
     """Measures where the search starts, and lays out its space; `machine` is the target and the cost model.
 
     The starts are what the task would run with today, its record and its default schedule, and without a record the
@@ -111,7 +114,7 @@ def begin(
 
 def round_(
     search: Search, model: Any, measurer: Measurer, quarantined: Collection[str], accuse: Callable[[str, str], None]
-) -> None:  # fmt: skip
+) -> None:
     """One batch: candidates, measurements, and what the search and the cost model learn from them.
 
     Candidates whose trace's hash is `quarantined` are not run; `accuse` gets the hash and error of new killers.
@@ -180,7 +183,7 @@ def trace_hash(schedule: Schedule) -> str:
 
 def _measure(
     search: Search, candidates: Sequence[ms.MeasureCandidate], measurer: Measurer, quarantined: Collection[str]
-) -> list[Measured]:  # fmt: skip
+) -> list[Measured]:
     faults = [_fault(search, candidate.sch, quarantined) for candidate in candidates]
     jobs = [job_of(c.sch.mod) for c, fault in zip(candidates, faults, strict=True) if not fault]
     results = iter(measurer.measure(jobs, search.best_s if search.best else None))

@@ -158,10 +158,14 @@ class Session:
         task = one.task
         protocol = self.measurer.protocol + CONFIRMED * one.confirmed
         return Record(
-            parts=task.parts, name=task.name, workload_json=pack(tvm.ir.save_json(task.mod)),
-            trace=trace_json(candidate.schedule), timings_s=candidate.samples_s, flop=task.flop,
+            parts=task.parts,
+            name=task.name,
+            workload_json=pack(tvm.ir.save_json(task.mod)),
+            trace=trace_json(candidate.schedule),
+            timings_s=candidate.samples_s,
+            flop=task.flop,
             provenance=provenance(task.parts, self.measurer, self.limits.seed, one.trials, protocol),
-        )  # fmt: skip
+        )
 
     def _left_s(self) -> float:
         return self._end - time.monotonic()
@@ -172,20 +176,31 @@ class Session:
         now = sum(s.task.weight * s.best_s for s in measured)
         open_ = [s for s in measured if s.is_open]
         gflops = one.task.flop / one.best_s / 1e9
-        self.report(Progress(
-            task=one.task.name, done_tasks=len(self._searches) - len(open_), tasks=len(self._searches),
-            trials=sum(s.trials for s in self._searches), best_gflops=gflops,
-            peak_share=gflops / self.peak_gflops if self.peak_gflops else None, gain=start / now if now else 1.0,
-            expected_gain=min(1.0, sum(s.worth_s() for s in open_) / now) if now else 0.0,
-            left_s=max(0.0, self._left_s()),
-        ))  # fmt: skip
+        self.report(
+            Progress(
+                task=one.task.name,
+                done_tasks=len(self._searches) - len(open_),
+                tasks=len(self._searches),
+                trials=sum(s.trials for s in self._searches),
+                best_gflops=gflops,
+                peak_share=gflops / self.peak_gflops if self.peak_gflops else None,
+                gain=start / now if now else 1.0,
+                expected_gain=min(1.0, sum(s.worth_s() for s in open_) / now) if now else 0.0,
+                left_s=max(0.0, self._left_s()),
+            )
+        )
 
 
 def provenance(parts: KeyParts, measurer: Measurer, seed: int | None, trials: int, protocol: str) -> Provenance:
     """Where timings come from that are measured here and now."""
     return Provenance(
-        versions={name: version(name) for name in ("apache-tvm", "apache-tvm-ffi")}, tvmflow=version("tvmflow"),
-        machine=str(parts.target["machine"]), cpu=measurer.device, threads=int(str(parts.target["threads"])),
-        seed=seed, trials=trials, protocol=protocol,
+        versions={name: version(name) for name in ("apache-tvm", "apache-tvm-ffi")},
+        tvmflow=version("tvmflow"),
+        machine=str(parts.target["machine"]),
+        cpu=measurer.device,
+        threads=int(str(parts.target["threads"])),
+        seed=seed,
+        trials=trials,
+        protocol=protocol,
         date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
-    )  # fmt: skip
+    )

@@ -41,24 +41,37 @@ def context(mod: tvm.IRModule, target: tvm.target.Target, name: str, seed: int, 
     )
 
     def made(generator: ms.SpaceGenerator) -> ms.TuneContext:
-        return ms.TuneContext(mod=mod, target=target, space_generator=generator, search_strategy=strategy,
-                              task_name=name, rand_state=seed, num_threads=cores(), logger=_silent())  # fmt: skip
+        return ms.TuneContext(
+            mod=mod,
+            target=target,
+            space_generator=generator,
+            search_strategy=strategy,
+            task_name=name,
+            rand_state=seed,
+            num_threads=cores(),
+            logger=_silent(),
+        )
 
     if target.kind.name == "cuda":
         # "from-target" would add tensor cores, whose intrinsics for float16 and int8 take 20 s to load.
         product = tf32_product.find(Schedule(mod)) if tf32 else None
         if product is not None:
-            return made(ms.space_generator.PostOrderApply(
-                sch_rules=tensor_cores.rules(product), postprocs=tensor_cores.postprocs(), mutator_probs="cuda"))
+            return made(
+                ms.space_generator.PostOrderApply(
+                    sch_rules=tensor_cores.rules(product), postprocs=tensor_cores.postprocs(), mutator_probs="cuda"
+                )
+            )
         return made(ms.space_generator.PostOrderApply(sch_rules="cuda", postprocs="cuda", mutator_probs="cuda"))
     chosen = made(ms.space_generator.PostOrderApply()).space_generator
     rules = [_rule(rule) for rule in chosen.sch_rules]
     postprocs = list(chosen.postprocs)
     if shared_layouts.are_wanted(mod["main"]) and not _blocked(Schedule(mod, debug_mask="none"), target):
         postprocs = [postproc for postproc in postprocs if not isinstance(postproc, ms.postproc.RewriteLayout)]
-    return made(ms.space_generator.PostOrderApply(
-        sch_rules=rules, postprocs=postprocs, mutator_probs=dict(chosen.mutator_probs.items())
-    ))  # fmt: skip
+    return made(
+        ms.space_generator.PostOrderApply(
+            sch_rules=rules, postprocs=postprocs, mutator_probs=dict(chosen.mutator_probs.items())
+        )
+    )
 
 
 def default(mod: tvm.IRModule, target: tvm.target.Target, tf32: bool = False) -> Schedule:

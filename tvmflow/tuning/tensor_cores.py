@@ -21,10 +21,14 @@ def rules(product: Product) -> list[ms.ScheduleRule]:
     """MetaSchedule's rules for a GPU, with the one that puts `product` on tensor cores before its tiling."""
     first, *others = ms.ScheduleRule.create("cuda")
     tensor_cores = ms.schedule_rule.MultiLevelTilingTensorCore(
-        [tf32.group(product.a_by_k, product.b_by_k)], "SSSRRSRS", ["blockIdx.y", "blockIdx.x", "threadIdx.y"],
-        max_innermost_factor=4, vector_load_lens=[1, 2, 4], reuse_read=ReuseType("must", [4], tf32.SHARED),
+        [tf32.group(product.a_by_k, product.b_by_k)],
+        "SSSRRSRS",
+        ["blockIdx.y", "blockIdx.x", "threadIdx.y"],
+        max_innermost_factor=4,
+        vector_load_lens=[1, 2, 4],
+        reuse_read=ReuseType("must", [4], tf32.SHARED),
         reuse_write=ReuseType("must", [2], tf32.SHARED),
-    )  # fmt: skip
+    )
     return [first, tensor_cores, *others]
 
 

@@ -101,8 +101,11 @@ def _shape_of(mod: tvm.IRModule) -> tuple[Structure, tuple[int, ...]]:
     schedule = Schedule(mod, debug_mask="none")
     blocks = [schedule.get(block) for block in blocks_of(schedule)]
     kinds = tuple(
-        (str(block.name_hint), tuple(int(axis.iter_type) for axis in block.iter_vars),
-         tuple(str(region.source.ty.dtype) for region in block.writes))
+        (
+            str(block.name_hint),
+            tuple(int(axis.iter_type) for axis in block.iter_vars),
+            tuple(str(region.source.ty.dtype) for region in block.writes),
+        )
         for block in blocks
-    )  # fmt: skip
+    )
     return kinds, tuple(int(axis.dom.extent) for block in blocks for axis in block.iter_vars)

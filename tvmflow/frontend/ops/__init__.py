@@ -34,28 +34,54 @@ from tvmflow.frontend.ops import (
 from tvmflow.frontend.ops.node import UPSTREAM, Converters, Refusal, converter_class
 
 FAMILIES: tuple[Converters, ...] = (
-    activation.CONVERTERS, arithmetic.CONVERTERS, attention.CONVERTERS, contrib.CONVERTERS, indexing.CONVERTERS,
-    linear.CONVERTERS, normalisation.CONVERTERS, pooling.CONVERTERS, quantised.CONVERTERS, recurrent.CONVERTERS,
-    reduction.CONVERTERS, resize.CONVERTERS, shaping.CONVERTERS, signal.CONVERTERS, slicing.CONVERTERS,
+    activation.CONVERTERS,
+    arithmetic.CONVERTERS,
+    attention.CONVERTERS,
+    contrib.CONVERTERS,
+    indexing.CONVERTERS,
+    linear.CONVERTERS,
+    normalisation.CONVERTERS,
+    pooling.CONVERTERS,
+    quantised.CONVERTERS,
+    recurrent.CONVERTERS,
+    reduction.CONVERTERS,
+    resize.CONVERTERS,
+    shaping.CONVERTERS,
+    signal.CONVERTERS,
+    slicing.CONVERTERS,
     vision.CONVERTERS,
 )
 # TVM files these under ai.onnx, though their meaning is com.microsoft's or nobody's.
-NOT_STANDARD = frozenset({"Attention", "FastGelu", "BiasGelu", "SkipLayerNormalization", "EmbedLayerNormalization",
-                          "AllClassNMS", "MatMulInteger16"})
+NOT_STANDARD = frozenset(
+    {
+        "Attention",
+        "FastGelu",
+        "BiasGelu",
+        "SkipLayerNormalization",
+        "EmbedLayerNormalization",
+        "AllClassNMS",
+        "MatMulInteger16",
+    }
+)
 # Operators that ONNX itself defines by others, and that are better built from those.
 INLINE: frozenset[str] = frozenset()
 FOREIGN: frozenset[tuple[str, str]] = frozenset(
-    (key.partition("::")[0], key.partition("::")[2]) for family in FAMILIES for key in family if "::" in key)
+    (key.partition("::")[0], key.partition("::")[2]) for family in FAMILIES for key in family if "::" in key
+)
 REFUSALS: Mapping[str, Refusal] = (
-    dict(arithmetic.REFUSALS) | contrib.REFUSALS | normalisation.REFUSALS | recurrent.REFUSALS | vision.REFUSALS)
+    dict(arithmetic.REFUSALS) | contrib.REFUSALS | normalisation.REFUSALS | recurrent.REFUSALS | vision.REFUSALS
+)
 
 
 @functools.cache
 def convert_map() -> Mapping[str, Any]:
     """TVM's converters with ours laid over them."""
     standard = {name: converter for name, converter in UPSTREAM.items() if name not in NOT_STANDARD}
-    ours = {name: converter_class(name, versions, REFUSALS.get(name))
-            for family in FAMILIES for name, versions in family.items()}
+    ours = {
+        name: converter_class(name, versions, REFUSALS.get(name))
+        for family in FAMILIES
+        for name, versions in family.items()
+    }
     return MappingProxyType(standard | ours)
 
 

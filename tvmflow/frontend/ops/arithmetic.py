@@ -218,12 +218,16 @@ def _log_of_twice(op: Any, x: Any) -> Any:
 
 def _alignment_refusal(attributes: Mapping[str, Any]) -> str | None:
     """Before opset 7 a second operand of lower rank could start at any axis of the first."""
-    return ("`axis` aligns its operands as before opset 7; onnx.version_converter makes a newer model of it"
-            if "axis" in attributes else None)
+    return (
+        "`axis` aligns its operands as before opset 7; onnx.version_converter makes a newer model of it"
+        if "axis" in attributes
+        else None
+    )
 
 
 REFUSALS: Mapping[str, Refusal] = dict.fromkeys(
-    ("Add", "Sub", "Mul", "Div", "Pow", "And", "Or", "Xor", "Equal", "Greater", "Less"), _alignment_refusal)
+    ("Add", "Sub", "Mul", "Div", "Pow", "And", "Or", "Xor", "Equal", "Greater", "Less"), _alignment_refusal
+)
 CONVERTERS: Converters = {
     "Add": {1: _add_or_mul},
     "Mul": {1: _add_or_mul},

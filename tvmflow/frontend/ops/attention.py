@@ -45,7 +45,7 @@ def _attention(node: Node) -> Any:
     if node.output_count > 3:
         stage = stages[node.integer("qk_matmul_output_mode", 0)]
         outputs.append(stage if dtype_of(stage) == dtype else op.astype(stage, dtype))
-    return relax.Tuple(outputs[:node.output_count]) if node.output_count > 1 else outputs[0]
+    return relax.Tuple(outputs[: node.output_count]) if node.output_count > 1 else outputs[0]
 
 
 def _heads(node: Node, index: int, heads: str) -> Any:

@@ -71,7 +71,7 @@ def _embed_layer_normalization(node: Node) -> Any:
         lengths = op.sum(op.astype(node.tensor(7), "int32"), [1])
     else:
         lengths = op.broadcast_to(scalar(0, "int32"), (node.dims()[0],))
-    return relax.Tuple([y, lengths, total][:node.output_count]) if node.output_count > 1 else y
+    return relax.Tuple([y, lengths, total][: node.output_count]) if node.output_count > 1 else y
 
 
 def _fused_matmul(node: Node) -> Any:

@@ -29,7 +29,7 @@ def _gather_elements(node: Node) -> Any:
 def _gather_nd(node: Node) -> Any:
     batch = node.integer("batch_dims", 0)
     length = node.shape(1, [-1])[0]
-    return node.op.gather_nd(node.x, in_range(node, 1, node.dims()[batch:batch + length]), batch)
+    return node.op.gather_nd(node.x, in_range(node, 1, node.dims()[batch : batch + length]), batch)
 
 
 def _reduction(node: Node) -> str:
@@ -53,7 +53,7 @@ def _scatter_elements(node: Node) -> Any:
         return op.scatter_elements(node.x, indices, node.tensor(2), axis=axis, reduction=_reduction(node))
     shape, rank, dtype = node.shape(1), node.rank(), dtype_of(indices)
     places = np.moveaxis(np.indices(shape), 0, -1).reshape(-1, rank)
-    columns = [relax.const(places[:, a:a + 1].astype(dtype), dtype) for a in range(rank)]
+    columns = [relax.const(places[:, a : a + 1].astype(dtype), dtype) for a in range(rank)]
     columns[axis] = op.reshape(indices, (-1, 1))
     return op.scatter_nd(node.x, op.concat(columns, axis=1), op.reshape(node.tensor(2), (-1,)), _reduction(node))
 
@@ -80,8 +80,10 @@ def _reverse_sequence(node: Node) -> Any:
     lengths = node.tensor(1)
     limit = node.shape(0, [time])[0]
     op = node.op
-    ok = op.logical_and(op.greater_equal(lengths, scalar(0, dtype_of(lengths))),
-                        op.less_equal(lengths, scalar(limit, dtype_of(lengths))))
+    ok = op.logical_and(
+        op.greater_equal(lengths, scalar(0, dtype_of(lengths))),
+        op.less_equal(lengths, scalar(limit, dtype_of(lengths))),
+    )
     require(node, ok, "length_in_range")
     return op.reverse_sequence(node.x, op.astype(lengths, "int32"), seq_axis=time, batch_axis=batch)
 
@@ -144,6 +146,7 @@ def _split_at_run_time(node: Node, axis: int) -> Any:
 def _arg_extreme(largest: bool) -> Any:
     def convert(node: Node) -> Any:
         return _arg_of(node, largest)
+
     return convert
 
 
@@ -164,7 +167,7 @@ def _arg_of(node: Node, largest: bool) -> Any:
     elif dtype == "uint64":
         raise node.refuse("uint64 is not supported", "cast to int64 before it")
     elif dtype == "int64":
-        x = op.maximum(x, scalar(-2**63 + 1, dtype)) if largest else op.minimum(x, scalar(2**63 - 2, dtype))
+        x = op.maximum(x, scalar(-(2**63) + 1, dtype)) if largest else op.minimum(x, scalar(2**63 - 2, dtype))
     else:
         x = op.astype(x, "int64")
     last = bool(node.integer("select_last_index", 0))

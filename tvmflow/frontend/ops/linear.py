@@ -77,8 +77,9 @@ def convolve(node: Node, x: Any, weight: Any, out_dtype: str | None, bias: int |
         x, weight = op.expand_dims(x, 2), op.expand_dims(weight, 2)
         strides, dilations, pads = [1, *strides], [1, *dilations], [0, pads[0], 0, pads[1]]
     function, layouts = getattr(op.nn, f"conv{len(strides)}d"), LAYOUTS[len(strides)]
-    y = function(x, weight, strides, pads, dilations, node.integer("group", 1), layouts[0], layouts[1],
-                 out_dtype=out_dtype)
+    y = function(
+        x, weight, strides, pads, dilations, node.integer("group", 1), layouts[0], layouts[1], out_dtype=out_dtype
+    )
     y = y if bias is None else with_bias(node, y, bias)
     return op.squeeze(y, 2) if rank == 1 else y
 
@@ -107,8 +108,18 @@ def _conv_transpose(node: Node) -> Any:
         return with_bias(node, _upscaling(node, kernel), 2)
     fits = all(e < s for e, s in zip(extra, strides, strict=True))
     function = getattr(op.nn, f"conv{rank}d_transpose")
-    y = function(node.x, node.tensor(1), strides, pads, extra if fits else [0] * rank, dilations,
-                 node.integer("group", 1), LAYOUTS[rank][0], LAYOUTS[rank][2], out_dtype=_wide(node.dtype()))
+    y = function(
+        node.x,
+        node.tensor(1),
+        strides,
+        pads,
+        extra if fits else [0] * rank,
+        dilations,
+        node.integer("group", 1),
+        LAYOUTS[rank][0],
+        LAYOUTS[rank][2],
+        out_dtype=_wide(node.dtype()),
+    )
     if not fits:
         y = op.nn.pad(y, [0, 0, 0, 0, *(v for e in extra for v in (0, e))])
     y = with_bias(node, y, 2)
@@ -131,8 +142,9 @@ def _upscaling(node: Node, kernel: list[int]) -> Any:
     weight = op.permute_dims(node.tensor(1), [*range(2, rank + 2), 1, 0])
     weight = op.reshape(weight, [math.prod(kernel) * filters, channels] + [1] * rank)
     function = getattr(op.nn, f"conv{rank}d")
-    y = function(node.x, weight, data_layout=LAYOUTS[rank][0], kernel_layout=LAYOUTS[rank][1],
-                 out_dtype=_wide(node.dtype()))
+    y = function(
+        node.x, weight, data_layout=LAYOUTS[rank][0], kernel_layout=LAYOUTS[rank][1], out_dtype=_wide(node.dtype())
+    )
     # Channels last while they move: this cancels with the layout that convolutions get.
     y = op.reshape(op.permute_dims(y, [0, *range(2, rank + 2), 1]), [-1, *sizes, *kernel, filters])
     order = [axis for i in range(1, rank + 1) for axis in (i, i + rank)]

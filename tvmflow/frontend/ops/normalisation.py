@@ -45,7 +45,7 @@ def _layer_normalization(node: Node) -> Any:
     op, dtype, x = node.op, node.dtype(), _stashed(node)
     axes = list(range(node.axis(node.integer("axis", -1)), node.rank()))
     epsilon = node.number("epsilon", 1e-5)
-    if node.output_count == 1 and len(node.dims(1)) == len(axes) and node.dims(1) == node.dims()[axes[0]:]:
+    if node.output_count == 1 and len(node.dims(1)) == len(axes) and node.dims(1) == node.dims()[axes[0] :]:
         scale = _as(op, node.tensor(1), dtype_of(x))
         bias = _as(op, node.tensor(2), dtype_of(x)) if node.has(2) else op.zeros_like(scale)
         return _as(op, op.nn.layer_norm(x, scale, bias, axes, epsilon), dtype)

@@ -53,8 +53,9 @@ def windows(node: Node) -> Windows:
         stated = [(0, 0) if auto == "VALID" else (pads[i], pads[i + rank]) for i in range(rank)]
     counts = [_count(size, stated[i], reach[i], strides[i], bool(ceil)) for i, size in enumerate(sizes)]
     needed = [max((counts[i] - 1) * strides[i] + reach[i] - sizes[i] - stated[i][0], stated[i][1]) for i in range(rank)]
-    return Windows(kernel, strides, dilations, stated, [(s[0], n) for s, n in zip(stated, needed, strict=True)],
-                   sizes, counts)
+    return Windows(
+        kernel, strides, dilations, stated, [(s[0], n) for s, n in zip(stated, needed, strict=True)], sizes, counts
+    )
 
 
 def same_padding(node: Node, reach: list[int], strides: list[int], spare: int) -> list[tuple[int, int]]:
@@ -67,8 +68,10 @@ def same_padding(node: Node, reach: list[int], strides: list[int], spare: int) -
     for size, kernel, stride in zip(node.shape(0, range(2, len(reach) + 2)), reach, strides, strict=True):
         total = (-(-size // stride) - 1) * stride + kernel - size
         if total < -spare:
-            raise node.refuse("auto_pad = SAME with strides that leave elements out: references disagree on which",
-                              "state `pads` instead of auto_pad")
+            raise node.refuse(
+                "auto_pad = SAME with strides that leave elements out: references disagree on which",
+                "state `pads` instead of auto_pad",
+            )
         less, more = max(total, 0) // 2, max(total, 0) - max(total, 0) // 2
         pads.append((less, more) if node.text("auto_pad", "") == "SAME_UPPER" else (more, less))
     return pads
@@ -139,7 +142,7 @@ def _flat_indices(w: Windows, start: list[int], shape: list[int], column_major: 
     """The place in the whole input tensor of each window's element at `start`."""
     rank, sizes = len(w.kernel), shape[2:]
     order = sizes if not column_major else sizes[::-1]
-    weights = [math.prod(order[i + 1:]) for i in range(rank)]
+    weights = [math.prod(order[i + 1 :]) for i in range(rank)]
     weights = weights[::-1] if column_major else weights
     total = np.arange(shape[0] * shape[1]).reshape(shape[0], shape[1]) * math.prod(sizes)
     for i in range(rank):

@@ -151,6 +151,7 @@ def _scalar_pair(node: Node, index: int) -> tuple[Any, Any]:
 
 def _qlinear_binary(name: str) -> Any:
     """com.microsoft's QLinearAdd and QLinearMul: A, its scale and zero point, B likewise, those of the result."""
+
     def convert(node: Node) -> Any:
         op = node.op
         a = dequantise(op, node.x, *_scalar_pair(node, 1))
@@ -162,6 +163,7 @@ def _qlinear_binary(name: str) -> Any:
 
 def _qlinear_unary(function: Any) -> Any:
     """com.microsoft's QLinear functions of one tensor: X, its scale and zero point, those of the result."""
+
     def convert(node: Node) -> Any:
         x = dequantise(node.op, node.x, *_scalar_pair(node, 1))
         return quantise(node.op, function(node, x), *_scalar_pair(node, 3), node.dtype())

@@ -30,10 +30,14 @@ FUNCTIONS: dict[str, Callable[[float | None, float | None], Function]] = {
     "softplus": lambda a, b: softplus,
     "softsign": lambda a, b: lambda op, x: op.divide(x, op.add(op.abs(x), scalar(1, dtype_of(x)))),
     "hardsigmoid": lambda a, b: lambda op, x: hard_sigmoid(op, x, 0.2 if a is None else a, 0.5 if b is None else b),
-    "leakyrelu": lambda a, b: lambda op, x: op.add(
-        at_least(op, x, 0), op.multiply(at_most(op, x, 0), scalar(0.01 if a is None else a, dtype_of(x)))),
-    "affine": lambda a, b: lambda op, x: op.add(
-        op.multiply(x, scalar(1 if a is None else a, dtype_of(x))), scalar(b or 0, dtype_of(x))),
+    "leakyrelu": lambda a, b: (
+        lambda op, x: op.add(
+            at_least(op, x, 0), op.multiply(at_most(op, x, 0), scalar(0.01 if a is None else a, dtype_of(x)))
+        )
+    ),
+    "affine": lambda a, b: (
+        lambda op, x: op.add(op.multiply(x, scalar(1 if a is None else a, dtype_of(x))), scalar(b or 0, dtype_of(x)))
+    ),
 }
 ONE_PARAMETER, TWO_PARAMETERS = frozenset({"leakyrelu"}), frozenset({"hardsigmoid", "affine"})
 
@@ -162,7 +166,7 @@ def _functions(node: Node, direction: int, defaults: list[str]) -> list[Function
         alpha = alphas.pop(0) if name in ONE_PARAMETER | TWO_PARAMETERS and alphas else None
         beta = betas.pop(0) if name in TWO_PARAMETERS and betas else None
         made.append(FUNCTIONS[name](alpha, beta))
-    return made[direction * width:(direction + 1) * width]
+    return made[direction * width : (direction + 1) * width]
 
 
 def _direction(
@@ -173,11 +177,14 @@ def _direction(
     both = _part(node, 3, index) if node.has(3) else op.broadcast_to(scalar(0, node.dtype()), (2 * gates * hidden,))
     width = gates * hidden
     input_bias, recurrent_bias = (
-        op.expand_dims(op.strided_slice(both, [0], [i * width], [(i + 1) * width]), 0) for i in (0, 1))
+        op.expand_dims(op.strided_slice(both, [0], [i * width], [(i + 1) * width]), 0) for i in (0, 1)
+    )
     peepholes = []
     if node.has(7):
-        peepholes = [op.expand_dims(op.strided_slice(_part(node, 7, index), [0], [i * hidden], [(i + 1) * hidden]), 0)
-                     for i in range(3)]
+        peepholes = [
+            op.expand_dims(op.strided_slice(_part(node, 7, index), [0], [i * hidden], [(i + 1) * hidden]), 0)
+            for i in range(3)
+        ]
     return Direction(node, hidden, weight, recurrent, input_bias, recurrent_bias, peepholes, functions)
 
 

@@ -40,8 +40,10 @@ def _resize(node: Node) -> Any:
         region = [(float(roi[i]), float(roi[i + len(axes)])) for i in range(len(axes))]
     whole = all(_is_whole(s, b, a) for s, b, a in zip(factors, before, after, strict=True))
     if coordinates == "align_corners" and not whole:
-        raise node.refuse("align_corners with scales that give no whole sizes: the standard and ONNX Runtime disagree",
-                          "give `sizes` instead of `scales`")
+        raise node.refuse(
+            "align_corners with scales that give no whole sizes: the standard and ONNX Runtime disagree",
+            "give `sizes` instead of `scales`",
+        )
     nearest = node.text("nearest_mode", "round_prefer_floor")
     return _apply(node, Plan(axes, before, after, factors, region, coordinates, node.text("mode", "nearest"), nearest))
 
@@ -56,14 +58,17 @@ def _wanted_sizes(node: Node) -> list[Size] | None:
 
 def _from_sizes(node: Node, before: list[Size], sizes: list[Size]) -> tuple[list[Size], list[float]]:
     known = [isinstance(want, int) and isinstance(size, int) for want, size in zip(sizes, before, strict=True)]
-    scales = [float(F(want) / F(size)) if fixed else math.nan
-              for want, size, fixed in zip(sizes, before, known, strict=True)]
+    scales = [
+        float(F(want) / F(size)) if fixed else math.nan for want, size, fixed in zip(sizes, before, known, strict=True)
+    ]
     policy = node.text("keep_aspect_ratio_policy", "stretch")
     if policy == "stretch":
         return sizes, scales
     if not all(known):
-        raise node.refuse(f"keep_aspect_ratio_policy = {policy!r} needs sizes that are known",
-                          "fix them with [shapes.dims] in the config")
+        raise node.refuse(
+            f"keep_aspect_ratio_policy = {policy!r} needs sizes that are known",
+            "fix them with [shapes.dims] in the config",
+        )
     scale = min(scales) if policy == "not_larger" else max(scales)
     return [math.floor(scale * size + 0.5) for size in before], [scale] * len(before)
 
@@ -222,7 +227,10 @@ def _relax_is_exact(node: Node, plan: Plan) -> bool:
         return False
     if plan.mode == "nearest":
         return (plan.coordinates, plan.nearest) in (
-            ("asymmetric", "floor"), ("asymmetric", "simple"), ("half_pixel", "round_prefer_floor"))
+            ("asymmetric", "floor"),
+            ("asymmetric", "simple"),
+            ("half_pixel", "round_prefer_floor"),
+        )
     return plan.mode == "linear" and plan.coordinates in ("half_pixel", "asymmetric", "align_corners")
 
 
@@ -231,9 +239,13 @@ def _relax_resize(node: Node, plan: Plan) -> Any:
     size = [after.get(axis, node.dims()[axis]) for axis in (2, 3)]
     rounding = "round_prefer_floor" if plan.nearest == "round_prefer_floor" else "floor"
     return node.op.image.resize2d(
-        node.x, size=relax.ShapeExpr(size), layout="NCHW", rounding_method=rounding if plan.mode == "nearest" else "",
+        node.x,
+        size=relax.ShapeExpr(size),
+        layout="NCHW",
+        rounding_method=rounding if plan.mode == "nearest" else "",
         method="nearest_neighbor" if plan.mode == "nearest" else "linear",
-        coordinate_transformation_mode=plan.coordinates)
+        coordinate_transformation_mode=plan.coordinates,
+    )
 
 
 CONVERTERS: Converters = {"Resize": {10: _upsample, 11: _resize}, "Upsample": {1: _upsample}}

@@ -61,16 +61,20 @@ def size_after(node: Node, size: Size, scale: float) -> Size:
     """What floor(float32(scale) * float32(size)) is for all sizes below 2^24, where that can be said exactly."""
     numerator, denominator = float(F(scale)).as_integer_ratio()
     if numerator >= 1 << 8 or denominator >= 1 << 8:
-        raise node.refuse(f"a scale of {scale} along an axis of symbolic size gives sizes that depend on rounding",
-                          "fix the axis with [shapes.dims] in the config, or give `sizes` instead of `scales`")
+        raise node.refuse(
+            f"a scale of {scale} along an axis of symbolic size gives sizes that depend on rounding",
+            "fix the axis with [shapes.dims] in the config, or give `sizes` instead of `scales`",
+        )
     return SizeArithmetic().quotient(SizeArithmetic().axis(size) * numerator, denominator)
 
 
 def along(node: Node, plan: Plan, i: int, x: Any) -> Any:
     """`x`, resized along axis number i of the plan."""
     if plan.coordinates == "tf_crop_and_resize" or node.integer("antialias", 0) or node.integer("exclude_outside", 0):
-        raise node.refuse("the axis is symbolic, and this form of Resize needs sizes that are known",
-                          "fix it with [shapes.dims] in the config")
+        raise node.refuse(
+            "the axis is symbolic, and this form of Resize needs sizes that are known",
+            "fix it with [shapes.dims] in the config",
+        )
     op, axis, places = node.op, plan.axes[i], _coordinates(node.op, plan, i)
     last = op.subtract(_tensor(op, plan.before[i], "int64"), scalar(1, "int64"))
     if plan.mode == "nearest":
@@ -87,6 +91,7 @@ def along(node: Node, plan: Plan, i: int, x: Any) -> Any:
 
 def _coordinates(op: Any, plan: Plan, i: int) -> Any:
     """Where each output element lies among the input's elements."""
+
     def number(value: float) -> Any:
         return scalar(value, "float32")
 
@@ -145,6 +150,7 @@ def _nearest(op: Any, plan: Plan, i: int, places: Any) -> Any:
 
 def _weight(op: Any, distance: Any, a: float, mode: str) -> Any:
     """The weight of a tap at this distance: a triangle, or Keys' cubic."""
+
     def number(value: float) -> Any:
         return scalar(value, "float32")
 
@@ -154,5 +160,4 @@ def _weight(op: Any, distance: Any, a: float, mode: str) -> Any:
     near = op.add(op.multiply(op.subtract(op.multiply(number(a + 2), distance), number(a + 3)), square), number(1))
     inner = op.add(op.multiply(op.subtract(op.multiply(number(a), distance), number(5 * a)), distance), number(8 * a))
     far = op.subtract(op.multiply(inner, distance), number(4 * a))
-    return op.where(op.less_equal(distance, number(1)), near,
-                    op.where(op.less(distance, number(2)), far, number(0)))
+    return op.where(op.less_equal(distance, number(1)), near, op.where(op.less(distance, number(2)), far, number(0)))

@@ -99,8 +99,12 @@ def _tile(node: Node) -> Any:
 def _constant(node: Node) -> Any:
     from onnx.numpy_helper import to_array
 
-    for name, dtype in (("value_int", "int64"), ("value_ints", "int64"), ("value_float", "float32"),
-                        ("value_floats", "float32")):
+    for name, dtype in (
+        ("value_int", "int64"),
+        ("value_ints", "int64"),
+        ("value_float", "float32"),
+        ("value_floats", "float32"),
+    ):
         if name in node.attributes:
             return relax.const(np.array(node.attributes[name], dtype), dtype)
     if "value" not in node.attributes:
@@ -178,8 +182,10 @@ def _squeeze(node: Node) -> Any:
         return node.upstream()
     if axes is None:
         if not all(isinstance(dim, int) for dim in node.dims()):
-            raise node.refuse("without `axes`, which axes stay depends on sizes that are not known",
-                              "fix them with [shapes.dims] in the config, or state `axes` in the model")
+            raise node.refuse(
+                "without `axes`, which axes stay depends on sizes that are not known",
+                "fix them with [shapes.dims] in the config, or state `axes` in the model",
+            )
         return node.upstream()
     dims, gone = node.dims(), {node.axis(int(axis)) for axis in axes}
     symbolic = [axis for axis in sorted(gone) if not isinstance(dims[axis], int)]

@@ -25,8 +25,11 @@ def _transform(node: Node, x: Any, length: int, inverse: bool, kept: int) -> Any
     used = min(n, length)
     angle = 2 * np.pi * ((np.outer(np.arange(used), np.arange(kept)) % length) / length) * (1 if inverse else -1)
     cos, sin = np.cos(angle), np.sin(angle)
-    columns = np.stack([cos, sin], axis=-1) if parts == 1 else np.stack(
-        [np.stack([cos, sin], axis=-1), np.stack([-sin, cos], axis=-1)], axis=1)
+    columns = (
+        np.stack([cos, sin], axis=-1)
+        if parts == 1
+        else np.stack([np.stack([cos, sin], axis=-1), np.stack([-sin, cos], axis=-1)], axis=1)
+    )
     matrix = columns.reshape(used * parts, kept * 2) / (length if inverse else 1)
     lead = list(x.ty.shape)[:-2]
     x = op.strided_slice(x, [len(lead)], [0], [used]) if used < n else x

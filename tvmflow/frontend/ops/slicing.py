@@ -43,7 +43,7 @@ def padded(node: Node, pads: list[int], axes: list[int], value: float) -> Any:
     widths = [0] * (2 * node.rank())
     for i, axis in enumerate(axes):
         widths[2 * axis], widths[2 * axis + 1] = max(pads[i], 0), max(pads[i + count], 0)
-        _check_held(node, mode, axis, max(widths[2 * axis: 2 * axis + 2]))
+        _check_held(node, mode, axis, max(widths[2 * axis : 2 * axis + 2]))
     if not any(widths):
         return x
     if mode == "constant" and node.dtype() not in FLOATS:
@@ -105,9 +105,11 @@ def _slice(node: Node) -> Any:
     axes = [node.axis(int(axis)) for axis in (range(len(starts)) if axes is None else axes)]
     steps = [1] * len(starts) if steps is None else [int(step) for step in steps]
     dims = node.dims()
-    cuts = [(axis, *_cut_of(node, axis, (start, end), step), step)
-            for axis, start, end, step in zip(axes, starts, ends, steps, strict=True)
-            if not _is_all(dims[axis], start, end, step)]
+    cuts = [
+        (axis, *_cut_of(node, axis, (start, end), step), step)
+        for axis, start, end, step in zip(axes, starts, ends, steps, strict=True)
+        if not _is_all(dims[axis], start, end, step)
+    ]
     x = node.x
     for inside in (False, True):
         group = [cut for cut in cuts if _is_symbolic(dims[cut[0]], cut) == inside]

@@ -82,12 +82,19 @@ def _non_max_suppression(node: Node) -> Any:
 
     Without a score threshold every box counts, without a maximum none is kept.
     """
-    limits = [node.optional(index, name) for index, name in
-              ((2, "max_output_boxes_per_class"), (3, "iou_threshold"), (4, "score_threshold"))]
+    limits = [
+        node.optional(index, name)
+        for index, name in ((2, "max_output_boxes_per_class"), (3, "iou_threshold"), (4, "score_threshold"))
+    ]
     boxes, iou, score = (None if value is None or not value.size else value.item() for value in limits)
     threshold = np.nextafter(np.float32(iou or 0.0), np.float32(np.inf))
-    inputs = [node.tensor(0), node.tensor(1), relax.const(int(boxes or 0), "int64"), relax.const(threshold, "float32"),
-              relax.const(np.float32(-3e38 if score is None else score), "float32")]
+    inputs = [
+        node.tensor(0),
+        node.tensor(1),
+        relax.const(int(boxes or 0), "int64"),
+        relax.const(threshold, "float32"),
+        relax.const(np.float32(-3e38 if score is None else score), "float32"),
+    ]
     return node.upstream(inputs)
 
 

@@ -13,8 +13,27 @@ aten = torch.ops.aten
 BOTH = ("Tensor", "Scalar")
 COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 FLOAT_UNARY = (
-    "acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "exp", "log", "log2", "log10",
-    "reciprocal", "rsqrt", "sigmoid", "sin", "sinh", "sqrt", "tan", "tanh",
+    "acos",
+    "acosh",
+    "asin",
+    "asinh",
+    "atan",
+    "atanh",
+    "cos",
+    "cosh",
+    "erf",
+    "exp",
+    "log",
+    "log2",
+    "log10",
+    "reciprocal",
+    "rsqrt",
+    "sigmoid",
+    "sin",
+    "sinh",
+    "sqrt",
+    "tan",
+    "tanh",
 )
 
 
@@ -50,8 +69,11 @@ def _logical(op: Any) -> Decomposition:
     """On booleans, addition is `or` and multiplication is `and`."""
 
     def decompose(a: Any, b: Any, **_: Any) -> Any:
-        both = [value if isinstance(value, Tensor) else torch.scalar_tensor(value, dtype=torch.bool)
-                for value in (a, b) if isinstance(value, Tensor | bool)]
+        both = [
+            value if isinstance(value, Tensor) else torch.scalar_tensor(value, dtype=torch.bool)
+            for value in (a, b)
+            if isinstance(value, Tensor | bool)
+        ]
         booleans = len(both) == 2 and all(value.dtype == torch.bool for value in both)
         return op(*both) if booleans else NotImplemented
 
@@ -62,8 +84,11 @@ def _compare_flags(name: str) -> Decomposition:
     """Booleans compare as numbers."""
 
     def decompose(a: Any, b: Any) -> Any:
-        flags = [value for value in (a, b)
-                 if isinstance(value, bool) or (isinstance(value, Tensor) and value.dtype == torch.bool)]
+        flags = [
+            value
+            for value in (a, b)
+            if isinstance(value, bool) or (isinstance(value, Tensor) and value.dtype == torch.bool)
+        ]
         if len(flags) < 2:
             return NotImplemented
         left, right = (value.to(torch.int8) if isinstance(value, Tensor) else int(value) for value in flags)
@@ -84,8 +109,13 @@ def _pow(x: Tensor, exponent: Any) -> Any:
     if not x.dtype.is_floating_point and exponent not in (1, 2, 3):
         return _int_pow(x, torch.scalar_tensor(exponent, dtype=torch.result_type(x, exponent)))
     exact: dict[Any, Decomposition] = {
-        1: lambda v: v.clone(), 2: lambda v: v * v, 3: lambda v: v * v * v, 0.5: torch.sqrt,
-        -0.5: torch.rsqrt, -1: torch.reciprocal, -2: lambda v: torch.reciprocal(v * v),
+        1: lambda v: v.clone(),
+        2: lambda v: v * v,
+        3: lambda v: v * v * v,
+        0.5: torch.sqrt,
+        -0.5: torch.rsqrt,
+        -1: torch.reciprocal,
+        -2: lambda v: torch.reciprocal(v * v),
     }
     return exact[exponent](x) if exponent in exact else NotImplemented
 
@@ -122,8 +152,9 @@ def _clamp(x: Tensor, low: Any = None, high: Any = None) -> Any:
 def _div_mode(a: Any, b: Any, *, rounding_mode: str | None = None) -> Any:
     """A number as a tensor too: of one, TVM's importer makes an int32 whatever the other operand is."""
     given, dtype = (a, b), torch.result_type(a, b)
-    a, b = (value.to(dtype) if isinstance(value, Tensor) else torch.scalar_tensor(value, dtype=dtype)
-            for value in (a, b))
+    a, b = (
+        value.to(dtype) if isinstance(value, Tensor) else torch.scalar_tensor(value, dtype=dtype) for value in (a, b)
+    )
     if rounding_mode is None:
         return a / b
     if not dtype.is_floating_point:
@@ -201,14 +232,18 @@ def _bitwise(op: Any, logical: Any) -> Decomposition:
 
 
 ARITHMETIC: dict[Any, Decomposition] = {
-    **{getattr(getattr(aten, name), overload): first_of(_compare_flags(name), _promoting(getattr(aten, name)))
-       for name in COMPARISONS for overload in BOTH},
+    **{
+        getattr(getattr(aten, name), overload): first_of(_compare_flags(name), _promoting(getattr(aten, name)))
+        for name in COMPARISONS
+        for overload in BOTH
+    },
     **{getattr(aten, name).default: _float_unary(getattr(aten, name)) for name in FLOAT_UNARY},
-    **{getattr(aten.add, overload): first_of(_logical(torch.logical_or), _scaled(aten.add), _promoting(aten.add))
-       for overload in BOTH},
+    **{
+        getattr(aten.add, overload): first_of(_logical(torch.logical_or), _scaled(aten.add), _promoting(aten.add))
+        for overload in BOTH
+    },
     **{getattr(aten.sub, overload): first_of(_scaled(aten.sub), _promoting(aten.sub)) for overload in BOTH},
-    **{getattr(aten.mul, overload): first_of(_logical(torch.logical_and), _promoting(aten.mul))
-       for overload in BOTH},
+    **{getattr(aten.mul, overload): first_of(_logical(torch.logical_and), _promoting(aten.mul)) for overload in BOTH},
     **{getattr(aten.div, overload): _promoting(aten.div, float_result=True) for overload in BOTH},
     **{getattr(aten.remainder, overload): first_of(_promoting(aten.remainder), _remainder) for overload in BOTH},
     **{getattr(aten.bitwise_and, overload): _bitwise(aten.bitwise_and, torch.logical_and) for overload in BOTH},

@@ -12,8 +12,11 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from tvmflow.errors import UnsupportedError
 
 TRAINING = {
-    "dropout.default", "native_dropout.default", "_native_batch_norm_legit.default",
-    "_native_batch_norm_legit_functional.default", "rrelu_with_noise_functional.default",
+    "dropout.default",
+    "native_dropout.default",
+    "_native_batch_norm_legit.default",
+    "_native_batch_norm_legit_functional.default",
+    "rrelu_with_noise_functional.default",
 }
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 POOLS_WITH_POSITIONS = {"max_pool2d_with_indices.default", "max_pool3d_with_indices.default"}
@@ -43,26 +46,28 @@ def refuse(program: ExportedProgram, where: str, known: Set[str]) -> None:
     unique = list(dict.fromkeys(faults))
     if unique:
         count = "cannot be compiled" if len(unique) == 1 else f"{len(unique)} things cannot be compiled"
-        raise UnsupportedError(f"{where}: {count}:\n" + "\n".join(f"  {fault}" for fault in unique),
-                               "change the model's code at the places named")
+        raise UnsupportedError(
+            f"{where}: {count}:\n" + "\n".join(f"  {fault}" for fault in unique),
+            "change the model's code at the places named",
+        )
 
 
 def operator_name(node: Any) -> str:
-    """"aten.add.Tensor", or a Python function's name."""
+    """ "aten.add.Tensor", or a Python function's name."""
     if isinstance(node.target, torch._ops.OpOverload):
         return str(node.target)
     return getattr(node.target, "__name__", str(node.target))
 
 
 def place(node: Any) -> str:
-    """", model.py:12 `x = torch.foo(x)`", where PyTorch kept the line."""
+    """ ", model.py:12 `x = torch.foo(x)`", where PyTorch kept the line."""
     lines = [line.strip() for line in (node.meta.get("stack_trace") or "").splitlines() if line.strip()]
     starts = [i for i, line in enumerate(lines) if line.startswith('File "') and "site-packages/torch" not in line]
     if not starts:
         return ""
     file, line, *_ = lines[starts[-1]].removeprefix("File ").split(", ")
     code = lines[starts[-1] + 1] if starts[-1] + 1 < len(lines) else ""
-    return f', {file.strip(chr(34)).rsplit("/", 1)[-1]}:{line.removeprefix("line ")} `{code}`'
+    return f", {file.strip(chr(34)).rsplit('/', 1)[-1]}:{line.removeprefix('line ')} `{code}`"
 
 
 def _mutations(program: ExportedProgram) -> Iterator[str]:
@@ -72,8 +77,9 @@ def _mutations(program: ExportedProgram) -> Iterator[str]:
     if statistics:
         yield "a normalisation layer is in training mode and updates its statistics: call .eval() on the module"
     for name in sorted(buffers - statistics):
-        yield (f"the module writes to its buffer `{name}`, but a library keeps no state:"
-               " take it as an input and return it")
+        yield (
+            f"the module writes to its buffer `{name}`, but a library keeps no state: take it as an input and return it"
+        )
     for name in signature.user_inputs_to_mutate.values():
         yield f"the module writes into its input `{name}`; return a new tensor instead"
 
@@ -145,4 +151,9 @@ def _unknown(node: Any, known: Set[str]) -> str | None:
 
 
 NODE_CHECKS: tuple[Callable[[Any, Set[str]], str | None], ...] = (
-    _random, _sized_by_values, _odd_tensor, _wrong_argument, _unknown)
+    _random,
+    _sized_by_values,
+    _odd_tensor,
+    _wrong_argument,
+    _unknown,
+)

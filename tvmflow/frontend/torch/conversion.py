@@ -45,7 +45,8 @@ def _checked(name: str) -> Converter:
             reason = last_line(exc)
             raise UnsupportedError(
                 f"operator {node.target} (node `{node.name}`): TVM's importer fails: {reason}",
-                "write it with other operators, or fix the sizes it depends on in [shapes.dims]") from exc
+                "write it with other operators, or fix the sizes it depends on in [shapes.dims]",
+            ) from exc
 
     return convert
 
@@ -67,7 +68,9 @@ def _agreed(node: Any, value: Any, importer: Importer) -> Any:
     if got.shape is None and torch.Tag.pointwise in getattr(node.target, "tags", ()):
         raise UnsupportedError(
             f"operator {node.target} (node `{node.name}`{place(node)}): TVM cannot tell that the sizes of its operands"
-            " agree", "fix the dimensions that they follow from in [shapes.dims]")
+            " agree",
+            "fix the dimensions that they follow from in [shapes.dims]",
+        )
     shape = relax.ShapeExpr(sizes_of(node, importer))
     if got.shape is not None and _provably_equal(got.shape, shape):
         return value
@@ -78,13 +81,21 @@ def _compare(node: Any, tensor: Any, typed: Any) -> None:
     if not isinstance(tensor, torch.Tensor) or not isinstance(typed, relax.TensorType):
         return
     dtype = Importer._convert_data_type(tensor.dtype)
-    fixed = [] if typed.shape is None else [
-        (a, int(b)) for a, b in zip(tensor.shape, typed.shape, strict=False)
-        if isinstance(a, int) and isinstance(b, tvm.tirx.IntImm)]
+    fixed = (
+        []
+        if typed.shape is None
+        else [
+            (a, int(b))
+            for a, b in zip(tensor.shape, typed.shape, strict=False)
+            if isinstance(a, int) and isinstance(b, tvm.tirx.IntImm)
+        ]
+    )
     if str(typed.dtype) != dtype or typed.ndim != tensor.ndim or any(a != b for a, b in fixed):
         raise UnsupportedError(
             f"operator {node.target} (node `{node.name}`): imported as {typed}, but PyTorch says"
-            f" {dtype}{list(tensor.shape)}", "write it with other operators; TVM's importer gets this one wrong")
+            f" {dtype}{list(tensor.shape)}",
+            "write it with other operators; TVM's importer gets this one wrong",
+        )
 
 
 def _provably_equal(a: Iterable[Any], b: Iterable[Any]) -> bool:

@@ -31,7 +31,9 @@ from tvmflow.manifest import Signature, TensorSpec
 
 ASSERTIONS = {"_assert_async.msg", "_assert_async.default"}
 SIZE_CHECKS = {
-    "_assert_scalar.default", "_assert_tensor_metadata.default", "sym_constrain_range.default",
+    "_assert_scalar.default",
+    "_assert_tensor_metadata.default",
+    "sym_constrain_range.default",
     "sym_constrain_range_for_size.default",
 }
 # Operators through which an index reaches its table unchanged.
@@ -63,13 +65,16 @@ def _decomposed(source: Source) -> ExportedProgram:
             if program is None:
                 args, kwargs = export_arguments(source)
                 program = torch.export.export(
-                    source.module, args, kwargs, dynamic_shapes=export_shapes(source), strict=False)
+                    source.module, args, kwargs, dynamic_shapes=export_shapes(source), strict=False
+                )
             return program.run_decompositions(table())
         except Exception as exc:
             raise ModelError(
                 f"{source.where}: torch.export failed: {said(exc)}",
                 "torch.export needs code whose control flow does not depend on values, and a dimension that the code"
-                " fixes cannot be dynamic", traceback.format_exc()) from exc
+                " fixes cannot be dynamic",
+                traceback.format_exc(),
+            ) from exc
 
 
 def _drop_assertions(program: ExportedProgram) -> tuple[str, ...]:
@@ -93,7 +98,8 @@ def _keep_tensors(program: ExportedProgram, where: str) -> list[str]:
         if node.op == "placeholder" and node.name in dropped:
             graph.erase_node(node)
     signature.input_specs[:] = [
-        spec for spec in signature.input_specs if spec.kind.name != "USER_INPUT" or spec.arg.name in tensors]
+        spec for spec in signature.input_specs if spec.kind.name != "USER_INPUT" or spec.arg.name in tensors
+    ]
     values = list(graph.output_node().args[0])
     named = named_outputs(pytree.tree_unflatten(list(range(len(values))), program.call_spec.out_spec))
     stay = [i for i, value in enumerate(values) if isinstance(value, torch.fx.Node)]
@@ -112,14 +118,18 @@ def _imported(source: Source, program: ExportedProgram) -> tvm.IRModule:
     operators = {node.target.__name__ for node in program.graph.nodes if node.op == "call_function"}
     try:
         return from_exported_program(
-            program, unwrap_unit_return_tuple=True, run_ep_decomposition=False,
-            custom_convert_map=convert_map(operators))
+            program,
+            unwrap_unit_return_tuple=True,
+            run_ep_decomposition=False,
+            custom_convert_map=convert_map(operators),
+        )
     except TvmflowError as exc:
         raise type(exc)(f"{source.where}: {exc.message}", exc.hint, exc.details) from exc
     except Exception as exc:
         reason = last_line(exc)
-        raise UnsupportedError(f"{source.where}: TVM's importer fails: {reason}", "--debug shows the whole trace",
-                               traceback.format_exc()) from exc
+        raise UnsupportedError(
+            f"{source.where}: TVM's importer fails: {reason}", "--debug shows the whole trace", traceback.format_exc()
+        ) from exc
 
 
 def _renamed(mod: tvm.IRModule, names: Mapping[str, str]) -> tvm.IRModule:
@@ -138,21 +148,24 @@ def _renamed(mod: tvm.IRModule, names: Mapping[str, str]) -> tvm.IRModule:
 
 
 def _signature(source: Source, program: ExportedProgram, main: relax.Function, outputs: Sequence[str]) -> Signature:
-    names = {size.name for parameter in main.params[: len(source.inputs)] for size in parameter.ty.shape
-             if isinstance(size, tvm.tirx.Var)}
+    names = {
+        size.name
+        for parameter in main.params[: len(source.inputs)]
+        for size in parameter.ty.shape
+        if isinstance(size, tvm.tirx.Var)
+    }
     inputs = [
         _spec(name, parameter.ty, names, _index_range(node) or _example_range(example))
         for (name, example), parameter, node in zip(
-            source.inputs.items(), main.params, tensor_placeholders(program), strict=True)
+            source.inputs.items(), main.params, tensor_placeholders(program), strict=True
+        )
     ]
     types = list(main.ret_ty.fields) if isinstance(main.ret_ty, relax.TupleType) else [main.ret_ty]
     specs = [_spec(name, typed, names) for name, typed in zip(_unique(outputs), types, strict=True)]
     return Signature(inputs=tuple(inputs), outputs=tuple(specs))
 
 
-def _spec(
-    name: str, typed: relax.TensorType, names: Set[str], limits: tuple[float, float] | None = None
-) -> TensorSpec:
+def _spec(name: str, typed: relax.TensorType, names: Set[str], limits: tuple[float, float] | None = None) -> TensorSpec:
     return TensorSpec(name=name, dtype=str(typed.dtype), shape=shape_text(typed, names), range=limits)
 
 

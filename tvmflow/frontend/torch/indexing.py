@@ -27,7 +27,7 @@ def _index(x: Tensor, indices: Index) -> Any:
     place = axes[0] if adjacent else 0
     moved = x if adjacent else x.permute(axes + [axis for axis in range(x.ndim) if axis not in axes])
     flat, shape = _merged_index([x.shape[axis] for axis in axes], picked)
-    before, after = moved.shape[:place], moved.shape[place + len(axes):]
+    before, after = moved.shape[:place], moved.shape[place + len(axes) :]
     merged = moved.reshape([*before, _product([x.shape[axis] for axis in axes]), *after])
     return merged.index_select(place, flat).reshape([*before, *shape, *after])
 
@@ -117,13 +117,11 @@ def _unfold(x: Tensor, dim: int, size: int, step: int) -> Tensor:
     count = (x.shape[dim] - size) // step + 1
     starts = torch.arange(count, dtype=torch.int64) * step
     windows = (starts.unsqueeze(1) + torch.arange(size, dtype=torch.int64)).reshape([-1])
-    picked = x.index_select(dim, windows).reshape([*x.shape[:dim], count, size, *x.shape[dim + 1:]])
+    picked = x.index_select(dim, windows).reshape([*x.shape[:dim], count, size, *x.shape[dim + 1 :]])
     return picked.movedim(dim + 1, -1)
 
 
-def _as_strided(
-    x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
-) -> Any:
+def _as_strided(x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None) -> Any:
     """Of a tensor that is contiguous from the start of its storage: the elements picked one by one."""
     if not x.is_contiguous() or x.storage_offset() != 0:
         return NotImplemented
@@ -139,7 +137,7 @@ def _constant_pad(x: Tensor, pad: Sequence[Any], value: Any = 0) -> Any:
     if not any(isinstance(amount, int) and amount < 0 for amount in pad):
         return NotImplemented
     for pair in range(len(pad) // 2):
-        axis, (front, back) = x.ndim - 1 - pair, pad[2 * pair: 2 * pair + 2]
+        axis, (front, back) = x.ndim - 1 - pair, pad[2 * pair : 2 * pair + 2]
         x = x.narrow(axis, max(-front, 0), x.shape[axis] - max(-front, 0) - max(-back, 0))
     return aten.constant_pad_nd.default(x, [max(amount, 0) for amount in pad], value)
 

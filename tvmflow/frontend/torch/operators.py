@@ -125,10 +125,20 @@ def _convolution(node: Any, importer: Importer) -> relax.Expr:
     rank, dtype = x.ty.ndim - 2, _dtype(x)
     op, data_layout, kernel_layout = CONVOLUTIONS[rank, transposed]
     extra = {"output_padding": _per_axis(output_padding, rank)} if transposed else {}
-    result = importer.block_builder.emit(op(
-        x, weight, strides=_per_axis(stride, rank), padding=_per_axis(padding, rank),
-        dilation=_per_axis(dilation, rank), groups=groups, data_layout=data_layout, kernel_layout=kernel_layout,
-        out_dtype="float32" if dtype in HALF else dtype, **extra))
+    result = importer.block_builder.emit(
+        op(
+            x,
+            weight,
+            strides=_per_axis(stride, rank),
+            padding=_per_axis(padding, rank),
+            dilation=_per_axis(dilation, rank),
+            groups=groups,
+            data_layout=data_layout,
+            kernel_layout=kernel_layout,
+            out_dtype="float32" if dtype in HALF else dtype,
+            **extra,
+        )
+    )
     if dtype in HALF:
         result = importer.block_builder.emit(relax.op.astype(result, dtype))
     return result if bias is None else relax.op.add(result, relax.op.reshape(bias, [1, -1, *[1] * rank]))
@@ -175,8 +185,13 @@ def _resize_nearest(node: Any, importer: Importer) -> relax.Expr:
     """PyTorch's nearest takes floor(out * in / size), which TVM calls asymmetric and floor."""
     size = [int(v) for v in node.meta["val"].shape[-2:]]
     return relax.op.image.resize2d(
-        importer.env[node.args[0]], size, layout="NCHW", method="nearest_neighbor",
-        coordinate_transformation_mode="asymmetric", rounding_method="floor")
+        importer.env[node.args[0]],
+        size,
+        layout="NCHW",
+        method="nearest_neighbor",
+        coordinate_transformation_mode="asymmetric",
+        rounding_method="floor",
+    )
 
 
 def _max_pool(rank: int) -> Converter:
@@ -184,8 +199,10 @@ def _max_pool(rank: int) -> Converter:
 
     def convert(node: Any, importer: Importer) -> relax.Expr:
         kernel, ceil_mode = node.args[1], _argument(node, 5, "ceil_mode", False)
-        stride, padding, dilation = (_argument(node, i, name, default) for i, name, default in (
-            (2, "stride", []), (3, "padding", [0]), (4, "dilation", [1])))
+        stride, padding, dilation = (
+            _argument(node, i, name, default)
+            for i, name, default in ((2, "stride", []), (3, "padding", [0]), (4, "dilation", [1]))
+        )
         window = [_per_axis(values, rank) for values in (kernel, stride or kernel, padding, dilation)]
         return getattr(importer, f"_max_pool{rank}d_impl")(importer.env[node.args[0]], *window, ceil_mode)
 

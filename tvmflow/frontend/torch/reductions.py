@@ -162,12 +162,27 @@ REDUCTIONS: dict[Any, Decomposition] = {
     aten._log_softmax.default: _softmax(aten._log_softmax),
     aten.native_group_norm.default: first_of(_group_norm, wide(aten.native_group_norm)),
     aten._native_batch_norm_legit.no_stats: first_of(
-        _batch_statistics_norm, wide(aten._native_batch_norm_legit.no_stats)),
-    **{op: wide(op) for op in (
-        aten.mean.dim, aten.mean.default, aten.native_layer_norm.default,
-        aten._native_batch_norm_legit_no_training.default, aten._adaptive_avg_pool2d.default,
-        aten._adaptive_avg_pool3d.default)},
-    **{op: first_of(wide(op), _to_dtype(op)) for op in (
-        aten.sum.dim_IntList, aten.prod.default, aten.prod.dim_int, aten.cumsum.default,
-        aten.cumprod.default)},
+        _batch_statistics_norm, wide(aten._native_batch_norm_legit.no_stats)
+    ),
+    **{
+        op: wide(op)
+        for op in (
+            aten.mean.dim,
+            aten.mean.default,
+            aten.native_layer_norm.default,
+            aten._native_batch_norm_legit_no_training.default,
+            aten._adaptive_avg_pool2d.default,
+            aten._adaptive_avg_pool3d.default,
+        )
+    },
+    **{
+        op: first_of(wide(op), _to_dtype(op))
+        for op in (
+            aten.sum.dim_IntList,
+            aten.prod.default,
+            aten.prod.dim_int,
+            aten.cumsum.default,
+            aten.cumprod.default,
+        )
+    },
 }

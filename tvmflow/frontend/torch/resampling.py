@@ -19,7 +19,7 @@ def _avg_pool(op: Any, spatial: int) -> Decomposition:
     """divisor_override and ceil_mode, by explicit zero padding and a division by what each window covers."""
 
     def decompose(x: Tensor, kernel: Sizes, stride: Sizes = (), padding: Sizes = (0,), *rest: Any) -> Any:
-        ceil_mode, count_include_pad, divisor_override = list(rest) + [False, True, None][len(rest):]
+        ceil_mode, count_include_pad, divisor_override = list(rest) + [False, True, None][len(rest) :]
         if not ceil_mode and divisor_override is None:
             return NotImplemented
         kernel, pads = _per_axis(kernel, spatial), _per_axis(padding, spatial)
@@ -78,8 +78,7 @@ def _resized(name: str) -> Decomposition:
         if name == "upsample_nearest2d" and args[-1] and all(scale == int(scale) >= 1 for scale in args[-1]):
             return _repeated(x, [int(scale) for scale in args[-1]]) if not _static(sizes) else NotImplemented
         target = output_size or [int(size * scale) for size, scale in zip(sizes, args[-1], strict=True)]
-        whole = _static([*sizes, *target]) and all(
-            out % size == 0 for size, out in zip(sizes, target, strict=True))
+        whole = _static([*sizes, *target]) and all(out % size == 0 for size, out in zip(sizes, target, strict=True))
         return NotImplemented if whole and x.dtype == torch.float32 else exact(x, output_size, *args)
 
     return decompose
@@ -94,7 +93,8 @@ def _repeated(x: Tensor, times: Sequence[int]) -> Tensor:
     batch, channels, height, width = x.shape
     tall = x.reshape([batch, channels, height, 1, width, 1])
     return tall.expand(batch, channels, height, times[0], width, times[1]).reshape(
-        [batch, channels, height * times[0], width * times[1]])
+        [batch, channels, height * times[0], width * times[1]]
+    )
 
 
 def _bilinear_antialias(

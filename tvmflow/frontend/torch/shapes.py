@@ -24,20 +24,29 @@ def resized(source: Source, model_inputs: Mapping[str, ModelInput], dims: Mappin
     """
     for name in model_inputs:
         if name not in source.names:
-            raise ConfigError(f"model.inputs: {source.where} has no input `{name}`",
-                              f"its inputs are {', '.join(source.names)}")
-    wanted = [_wanted_axes(name, tensor, old, model_inputs.get(name, ModelInput()))
-              for (name, tensor), old in zip(source.inputs.items(), source.axes, strict=True)]
+            raise ConfigError(
+                f"model.inputs: {source.where} has no input `{name}`", f"its inputs are {', '.join(source.names)}"
+            )
+    wanted = [
+        _wanted_axes(name, tensor, old, model_inputs.get(name, ModelInput()))
+        for (name, tensor), old in zip(source.inputs.items(), source.axes, strict=True)
+    ]
     _check_dims(source, wanted, dims)
-    sizes = [[_fixed_size(name, i, axis, dims) for i, axis in enumerate(axes)]
-             for name, axes in zip(source.names, wanted, strict=True)]
-    axes = tuple(tuple(None if size else axis for size, axis in zip(*pair, strict=True))
-                 for pair in zip(sizes, wanted, strict=True))
+    sizes = [
+        [_fixed_size(name, i, axis, dims) for i, axis in enumerate(axes)]
+        for name, axes in zip(source.names, wanted, strict=True)
+    ]
+    axes = tuple(
+        tuple(None if size else axis for size, axis in zip(*pair, strict=True))
+        for pair in zip(sizes, wanted, strict=True)
+    )
     tensors = [_of_size(tensor, size) for tensor, size in zip(source.inputs.values(), sizes, strict=True)]
     args, kwargs = replace_inputs(source, tensors)
     same = all(a.shape == b.shape for a, b in zip(tensors, source.inputs.values(), strict=True)) and all(
-        (a is None) == (b is None) for old, new in zip(source.axes, axes, strict=True)
-        for a, b in zip(old, new, strict=True))
+        (a is None) == (b is None)
+        for old, new in zip(source.axes, axes, strict=True)
+        for a, b in zip(old, new, strict=True)
+    )
     return dataclasses.replace(source, args=args, kwargs=kwargs, axes=axes, program=source.program if same else None)
 
 
@@ -56,12 +65,15 @@ def symbol_names(source: Source, program: ExportedProgram) -> dict[str, str]:
             if not size.node.expr.is_Symbol:
                 raise UnsupportedError(
                     f"{source.where}: axis {index} of input `{name}` has the size {size.node.expr}",
-                    "give it a dimension of its own, or a fixed size in [model.inputs]")
+                    "give it a dimension of its own, or a fixed size in [model.inputs]",
+                )
             label = _given_name(axis)
             automatic.setdefault(str(size), f"{name}_dim{index}")
             if label and given.setdefault(str(size), label) != label:
-                raise ModelError(f"{source.where}: `{given[str(size)]}` and `{label}` must be equal in this model",
-                                 "give both dimensions one name")
+                raise ModelError(
+                    f"{source.where}: `{given[str(size)]}` and `{label}` must be equal in this model",
+                    "give both dimensions one name",
+                )
     return {**automatic, **given}
 
 
@@ -76,9 +88,12 @@ def export_shapes(source: Source) -> dict[str, Any]:
 
 def export_arguments(source: Source) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The example inputs with dynamic axes of at least two: torch.export takes an axis of one for fixed."""
-    tensors = [_of_size(tensor, [None if axis is None else max(size, 2)
-                                 for size, axis in zip(tensor.shape, axes, strict=True)])
-               for tensor, axes in zip(source.inputs.values(), source.axes, strict=True)]
+    tensors = [
+        _of_size(
+            tensor, [None if axis is None else max(size, 2) for size, axis in zip(tensor.shape, axes, strict=True)]
+        )
+        for tensor, axes in zip(source.inputs.values(), source.axes, strict=True)
+    ]
     return replace_inputs(source, tensors)
 
 
@@ -102,25 +117,33 @@ def _fixed_size(name: str, index: int, axis: Axis, dims: Mapping[str, int]) -> i
 def _wanted_axes(name: str, tensor: torch.Tensor, old: Sequence[Axis], given: ModelInput) -> list[Any]:
     dtype = str(tensor.dtype).removeprefix("torch.")
     if given.dtype is not None and given.dtype != dtype:
-        raise ConfigError(f"model.inputs.{name}: the model's example input is {dtype}, not {given.dtype}",
-                          "change the example input, or leave `dtype` out")
+        raise ConfigError(
+            f"model.inputs.{name}: the model's example input is {dtype}, not {given.dtype}",
+            "change the example input, or leave `dtype` out",
+        )
     if given.shape is None:
         return list(old)
     if len(given.shape) != tensor.ndim:
         raise ConfigError(
             f"model.inputs.{name}: {len(given.shape)} axes given, the example input has {tensor.ndim}",
-            f"its shape is {list(tensor.shape)}")
+            f"its shape is {list(tensor.shape)}",
+        )
     return list(given.shape)
 
 
 def _check_dims(source: Source, wanted: Sequence[Sequence[Axis]], dims: Mapping[str, int]) -> None:
-    known = {_given_name(axis) or f"{name}_dim{index}"
-             for name, axes in zip(source.names, wanted, strict=True) for index, axis in enumerate(axes)
-             if axis is not None and not isinstance(axis, int)}
+    known = {
+        _given_name(axis) or f"{name}_dim{index}"
+        for name, axes in zip(source.names, wanted, strict=True)
+        for index, axis in enumerate(axes)
+        if axis is not None and not isinstance(axis, int)
+    }
     for name in dims:
         if name not in known:
-            raise ConfigError(f"shapes.dims: {source.where} has no dimension `{name}`",
-                              f"its dimensions are: {', '.join(sorted(known)) or 'none'}")
+            raise ConfigError(
+                f"shapes.dims: {source.where} has no dimension `{name}`",
+                f"its dimensions are: {', '.join(sorted(known)) or 'none'}",
+            )
 
 
 def _of_size(tensor: torch.Tensor, sizes: Sequence[int | None]) -> torch.Tensor:

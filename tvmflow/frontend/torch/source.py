@@ -66,14 +66,18 @@ def load_entry(entry: str, folder: Path) -> Source:
     except ModuleNotFoundError as exc:
         if exc.name is None or not f"{module_name}.".startswith(f"{exc.name}."):
             raise _user_error(f"{entry}: importing `{module_name}` failed", exc) from exc
-        raise ModelError(f"{entry}: there is no module `{exc.name}` in {folder} or on the Python path",
-                         "give the module as seen from the config file's folder") from None
+        raise ModelError(
+            f"{entry}: there is no module `{exc.name}` in {folder} or on the Python path",
+            "give the module as seen from the config file's folder",
+        ) from None
     except Exception as exc:
         raise _user_error(f"{entry}: importing `{module_name}` failed", exc) from exc
     function = getattr(module, function_name, None)
     if not callable(function):
-        raise ModelError(f"{entry}: `{module.__file__}` has no function `{function_name}`",
-                         "name a function that returns (torch.nn.Module, example inputs[, dynamic shapes])")
+        raise ModelError(
+            f"{entry}: `{module.__file__}` has no function `{function_name}`",
+            "name a function that returns (torch.nn.Module, example inputs[, dynamic shapes])",
+        )
     try:
         torch.manual_seed(0)  # the entry is called again for the reference: random weights must be the same ones
         made = function()
@@ -90,10 +94,13 @@ def load_program(path: Path) -> Source:
         raise ModelError(
             f"{path}: not a readable torch.export program: {type(exc).__name__}: {_first_lines(exc)}",
             f"write it again with torch.export.save; this is torch {torch.__version__}, which reads programs of"
-            " its own and earlier versions", traceback.format_exc()) from exc
+            " its own and earlier versions",
+            traceback.format_exc(),
+        ) from exc
     placeholders = tensor_placeholders(program)
-    axes = tuple(tuple(None if isinstance(size, int) else str(size) for size in node.meta["val"].shape)
-                 for node in placeholders)
+    axes = tuple(
+        tuple(None if isinstance(size, int) else str(size) for size in node.meta["val"].shape) for node in placeholders
+    )
     args, kwargs = program.example_inputs or _zeros_like_inputs(program)
     names = tuple(node.name for node in placeholders)
     return Source(str(path), program.module(), tuple(args), kwargs, axes, names, program)
@@ -126,8 +133,7 @@ def tensor_placeholders(program: torch.export.ExportedProgram) -> list[torch.fx.
     """The graph's inputs that are the user's tensors, in order."""
     names = [name for name in program.graph_signature.user_inputs if isinstance(name, str)]
     nodes = {node.name: node for node in program.graph.nodes if node.op == "placeholder"}
-    return [nodes[name] for name in names
-            if name in nodes and isinstance(nodes[name].meta.get("val"), torch.Tensor)]
+    return [nodes[name] for name in names if name in nodes and isinstance(nodes[name].meta.get("val"), torch.Tensor)]
 
 
 def to_array(tensor: torch.Tensor, what: str) -> Array:
@@ -135,8 +141,10 @@ def to_array(tensor: torch.Tensor, what: str) -> Array:
     try:
         array: Array = tensor.detach().cpu().contiguous().resolve_conj().numpy()
     except TypeError:
-        raise UnsupportedError(f"{what}: {tensor.dtype} cannot go in or out of a library",
-                               "cast to float32 at the module's edge; inside it may stay") from None
+        raise UnsupportedError(
+            f"{what}: {tensor.dtype} cannot go in or out of a library",
+            "cast to float32 at the module's edge; inside it may stay",
+        ) from None
     return array.copy()
 
 
@@ -145,23 +153,28 @@ def replace_inputs(source: Source, tensors: Sequence[torch.Tensor]) -> tuple[tup
     leaves, spec = pytree.tree_flatten((source.args, dict(source.kwargs)))
     rest = iter(tensors)
     args, kwargs = pytree.tree_unflatten(
-        [next(rest) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec)
+        [next(rest) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], spec
+    )
     return tuple(args), dict(kwargs)
 
 
 def _run_once(source: Source, feed: Mapping[str, Array]) -> list[Array]:
     inputs = source.inputs
     if set(feed) != set(inputs):
-        raise InputError(f"{source.where}: got inputs {sorted(feed)}, the model has {sorted(inputs)}",
-                         "give each input once, by its name")
+        raise InputError(
+            f"{source.where}: got inputs {sorted(feed)}, the model has {sorted(inputs)}",
+            "give each input once, by its name",
+        )
     args, kwargs = replace_inputs(source, [torch.from_numpy(np.array(feed[name])) for name in inputs])
     try:
         with torch.no_grad():
             answer = source.module(*args, **kwargs)
     except Exception as exc:
-        raise ReferenceRunError(f"{source.where}: eager PyTorch failed: {said(exc)}",
-                              "the module must run with these inputs before it can be verified",
-                              traceback.format_exc()) from exc
+        raise ReferenceRunError(
+            f"{source.where}: eager PyTorch failed: {said(exc)}",
+            "the module must run with these inputs before it can be verified",
+            traceback.format_exc(),
+        ) from exc
     return [to_array(leaf, name) for name, leaf in named_outputs(answer) if isinstance(leaf, torch.Tensor)]
 
 
@@ -174,15 +187,17 @@ def source_of(entry: str, made: Any) -> Source:
     if not isinstance(module, torch.nn.Module):
         raise ModelError(f"{entry}: the first value is a {type(module).__name__}, not a torch.nn.Module", hint)
     if isinstance(module, torch.jit.ScriptModule):
-        raise ModelError(f"{entry}: a TorchScript module cannot be exported",
-                         "return the torch.nn.Module it was made of")
+        raise ModelError(
+            f"{entry}: a TorchScript module cannot be exported", "return the torch.nn.Module it was made of"
+        )
     if not isinstance(args, tuple | list):
         raise ModelError(f"{entry}: the example inputs are a {type(args).__name__}, not a tuple", hint)
     try:
         bound = inspect.signature(module.forward).bind(*args)
     except TypeError as exc:
-        raise ModelError(f"{entry}: the example inputs do not fit {type(module).__name__}.forward: {exc}",
-                         hint) from None
+        raise ModelError(
+            f"{entry}: the example inputs do not fit {type(module).__name__}.forward: {exc}", hint
+        ) from None
     axes: list[tuple[Axis, ...]] = []
     spec = shapes[0] if shapes else None
     try:
@@ -190,8 +205,10 @@ def source_of(entry: str, made: Any) -> Source:
             spec = [spec.get(name) for name in bound.arguments]
         _collect_axes(spec, list(bound.arguments.values()), axes)
     except (TypeError, IndexError, KeyError, AttributeError, ValueError):
-        raise ModelError(f"{entry}: the dynamic shapes do not have the structure of the example inputs",
-                         "one entry per input: None, or {axis: name or torch.export.Dim}") from None
+        raise ModelError(
+            f"{entry}: the dynamic shapes do not have the structure of the example inputs",
+            "one entry per input: None, or {axis: name or torch.export.Dim}",
+        ) from None
     return Source(entry, module, tuple(args), {}, tuple(axes), _input_names(bound))
 
 
@@ -214,8 +231,12 @@ def _collect_axes(spec: Any, value: Any, axes: list[tuple[Axis, ...]]) -> None:
 
 
 def _input_names(bound: inspect.BoundArguments) -> tuple[str, ...]:
-    return tuple("_".join([name, *map(_key_text, path)]) for name, value in bound.arguments.items()
-                 for path, leaf in pytree.tree_flatten_with_path(value)[0] if isinstance(leaf, torch.Tensor))
+    return tuple(
+        "_".join([name, *map(_key_text, path)])
+        for name, value in bound.arguments.items()
+        for path, leaf in pytree.tree_flatten_with_path(value)[0]
+        if isinstance(leaf, torch.Tensor)
+    )
 
 
 def _key_text(key: Any) -> str:
@@ -227,16 +248,26 @@ def _key_text(key: Any) -> str:
 
 def _zeros_like_inputs(program: torch.export.ExportedProgram) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Example inputs for a program that was saved without any: zeros of the sizes it was traced with."""
-    leaves = [torch.zeros([int(getattr(size, "node", size).hint) if not isinstance(size, int) else size
-                           for size in node.meta["val"].shape], dtype=node.meta["val"].dtype)
-              for node in tensor_placeholders(program)]
+    leaves = [
+        torch.zeros(
+            [
+                int(getattr(size, "node", size).hint) if not isinstance(size, int) else size
+                for size in node.meta["val"].shape
+            ],
+            dtype=node.meta["val"].dtype,
+        )
+        for node in tensor_placeholders(program)
+    ]
     args, kwargs = pytree.tree_unflatten(leaves, program.call_spec.in_spec)
     return tuple(args), dict(kwargs)
 
 
 def _user_error(what: str, exc: BaseException) -> ModelError:
-    return ModelError(f"{what}: {said(exc)}", "mend the model's code; it must run on its own first",
-                      "".join(traceback.format_exception(exc)))
+    return ModelError(
+        f"{what}: {said(exc)}",
+        "mend the model's code; it must run on its own first",
+        "".join(traceback.format_exception(exc)),
+    )
 
 
 def said(exc: BaseException) -> str:
@@ -247,9 +278,13 @@ def said(exc: BaseException) -> str:
 def _user_place(exc: BaseException) -> str:
     """Where the user's own code failed: the innermost line that is not PyTorch's, Python's or ours."""
     ours = str(Path(__file__).parents[1])
-    frames = [frame for frame in traceback.extract_tb(exc.__traceback__)
-              if not frame.filename.startswith(("<", ours)) and "site-packages" not in frame.filename
-              and not frame.filename.startswith(sys.base_prefix)]
+    frames = [
+        frame
+        for frame in traceback.extract_tb(exc.__traceback__)
+        if not frame.filename.startswith(("<", ours))
+        and "site-packages" not in frame.filename
+        and not frame.filename.startswith(sys.base_prefix)
+    ]
     return f' (at {frames[-1].filename}:{frames[-1].lineno}: "{frames[-1].line}")' if frames else ""
 
 

@@ -51,6 +51,7 @@ def _translated(expr: Any, symbols: Mapping[str, tvm.tirx.Var]) -> Any:
         return functools.reduce(operator.mul, [_translated(expr.base, symbols)] * int(expr.exp))
     operation = OPERATIONS.get(type(expr).__name__)
     if operation is None:
-        raise UnsupportedError(f"the size {expr} cannot be expressed",
-                               "fix the dimensions it depends on in [shapes.dims]")
+        raise UnsupportedError(
+            f"the size {expr} cannot be expressed", "fix the dimensions it depends on in [shapes.dims]"
+        )
     return functools.reduce(operation, [_translated(arg, symbols) for arg in expr.args])

@@ -50,8 +50,10 @@ def main() -> None:
         wrong = ~np.isclose(bad, good, rtol=case["rtol"], atol=case["atol"], equal_nan=good.dtype.kind == "f")
         if wrong.any():
             at = tuple(int(i) for i in np.argwhere(wrong)[0])
-            print(f"argument {index}: {wrong.sum()} of {good.size} values differ, the first at {list(at)}: "
-                  f"bad {bad[at]}, good {good[at]}")  # fmt: skip
+            print(
+                f"argument {index}: {wrong.sum()} of {good.size} values differ, the first at {list(at)}: "
+                f"bad {bad[at]}, good {good[at]}"
+            )
             differs = True
     sys.exit(1 if differs else "no difference")
 

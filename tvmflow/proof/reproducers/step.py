@@ -28,8 +28,10 @@ def main() -> None:
         wrong = ~np.isclose(bad, good, rtol=rtol, atol=atol, equal_nan=good.dtype.kind == "f")
         if wrong.any():
             at = tuple(int(i) for i in np.argwhere(wrong)[0])
-            print(f"{name}: {wrong.sum()} of {good.size} values differ, the first at {list(at)}: after {bad[at]}, "
-                  f"before {good[at]}")  # fmt: skip
+            print(
+                f"{name}: {wrong.sum()} of {good.size} values differ, the first at {list(at)}: after {bad[at]}, "
+                f"before {good[at]}"
+            )
             differs = True
     sys.exit(1 if differs else "no difference")
 
