@@ -10,7 +10,7 @@ OUT ?= out/$(NAME).tvmflow
 BIN = $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test setup lint compile run verify tasks tune db-verify models clean
+.PHONY: help demo test check format setup lint compile run verify tasks tune db-verify models clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -27,7 +27,15 @@ test: $(VENV)/.full ## set up, then run every check and test
 
 setup: $(VENV)/.full ## set up everything for working on tvmflow
 
-lint: $(VENV)/.full ## style, types and import order
+check: lint ## lint and the fast tests, for the inner loop
+	$(BIN)/python -m pytest -n 2 -q tests/unit
+
+format: $(VENV)/.full ## format the code, and mend what the linter can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+lint: $(VENV)/.full ## format, style, types and import order
+	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports

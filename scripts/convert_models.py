@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import struct
 import sys
 import tempfile
@@ -181,7 +180,7 @@ def _save_all(name: str, directory: Path, save: Callable[[Path], object]) -> Non
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         save(Path(scratch) / f"{name}.onnx")
         for part in sorted(Path(scratch).iterdir(), key=lambda path: path.suffix == ".onnx"):
-            os.replace(part, folder / part.name)
+            part.replace(folder / part.name)
 
 
 CONVERTERS: dict[str, Callable[[str, Path], None]] = {

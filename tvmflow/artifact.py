@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import platform
 import shutil
 import tempfile
@@ -226,13 +225,13 @@ def _publish(folder: Path, out: Path, zipped: bool) -> None:
         with zipfile.ZipFile(packed, "w") as archive:
             for name in names:
                 archive.writestr(zipfile.ZipInfo(name), (folder / name).read_bytes())
-        os.replace(packed, out)
+        packed.replace(out)
         return
-    os.chmod(folder, 0o755)
+    folder.chmod(0o755)  # as any folder that a user makes; mkdtemp made it private
     if out.exists():
         old = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".old", dir=out.parent))
-        os.replace(out, old / out.name)
-        os.replace(folder, out)
+        out.replace(old / out.name)
+        folder.replace(out)
         shutil.rmtree(old)
     else:
-        os.replace(folder, out)
+        folder.replace(out)

@@ -61,7 +61,7 @@ def _lines(exc: BaseException) -> list[str]:
 
 
 def did_you_mean(name: str, known: Iterable[str], most: int = 1, cutoff: float = 0.6) -> str:
-    """ "did you mean `a` or `b`?" for the `most` known names that are nearest; "" where none is at least `cutoff` alike.
+    """A "did you mean `a` or `b`?" for the `most` nearest known names; "" where none is at least `cutoff` alike.
 
     Likeness is difflib's ratio, from 0 to 1.
     """

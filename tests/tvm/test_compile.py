@@ -178,7 +178,7 @@ def test_outputs_only_replace_files(small: Path, tmp_path: Path) -> None:
 
 
 def test_a_full_standard_output_is_an_output_error(small: Path) -> None:
-    with open("/dev/full", "w") as full:
+    with Path("/dev/full").open("w") as full:
         done = subprocess.run(
             [sys.executable, "-m", "tvmflow.cli", "inspect", "small.tvmflow"],
             cwd=small,

@@ -155,10 +155,12 @@ def test_threads_that_come_and_go_leave_nothing(layers: Path) -> None:
 
     for _ in range(vm.MOST_POOLS + 8):
         come_and_go()
-    settled = len(os.listdir("/proc/self/task"))
+    settled = len(list(Path("/proc/self/task").iterdir()))
     for _ in range(40):
         come_and_go()
-    assert len(os.listdir("/proc/self/task")) < settled + 40  # each of them would have left one, a lasting one may come
+    assert (
+        len(list(Path("/proc/self/task").iterdir())) < settled + 40
+    )  # each of them would have left one, a lasting one may come
     for y in got:
         np.testing.assert_array_equal(y, got[0])
     np.testing.assert_allclose(got[0], want(x), rtol=1e-4, atol=1e-4)

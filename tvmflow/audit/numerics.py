@@ -79,14 +79,7 @@ def findings(
                 HINT,
             )
     for code in codes:
-        if code.uses_tf32 and not stated.tf32:
-            yield _fault(code.name, f"multiplies in TF32: {', '.join(code.products)}", TF32_HINT)
-        if code.fp16_sums and not stated.fp16_accumulate:
-            yield _fault(
-                code.name,
-                f"adds up products in float16: {', '.join(code.fp16_sums)}",
-                "let the kernel accumulate in float32",
-            )
+        yield from _product_findings(code, stated)
     if on_gpu and not codes:
         yield _fault(
             "CUDA kernels",
@@ -109,6 +102,18 @@ def findings(
             place="LLVM's IR",
             what="this library's build was not watched, so its fast-math flags are not known",
             action="compile the model with tvmflow",
+        )
+
+
+def _product_findings(code: KernelCode, stated: NumericsSection) -> Iterator[Finding]:
+    """A fault where a GPU kernel multiplies or sums in a precision that is not allowed."""
+    if code.uses_tf32 and not stated.tf32:
+        yield _fault(code.name, f"multiplies in TF32: {', '.join(code.products)}", TF32_HINT)
+    if code.fp16_sums and not stated.fp16_accumulate:
+        yield _fault(
+            code.name,
+            f"adds up products in float16: {', '.join(code.fp16_sums)}",
+            "let the kernel accumulate in float32",
         )
 
 

@@ -98,10 +98,10 @@ def _padding_of(session: BucketSession, cfg: Config, dim: str, fallback: tuple[i
         if False not in faults and not tied:
             runs += 1
             tied = trial.tied()
-    return _judged(bundle, dim, stated, faults, tied, runs).model_copy(update={"allowed": allowed})
+    return _judged(bundle, stated, faults, tied, runs).model_copy(update={"allowed": allowed})
 
 
-def _judged(bundle: Bundle, dim: str, stated: list[str], faults: Mapping[bool, str], tied: str, runs: int) -> Padding:
+def _judged(bundle: Bundle, stated: list[str], faults: Mapping[bool, str], tied: str, runs: int) -> Padding:
     def padding(kind: str, reason: str) -> Padding:
         return Padding.model_validate({"kind": kind, "allowed": False, "reason": reason, "runs": runs})
 

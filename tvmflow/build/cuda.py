@@ -307,5 +307,5 @@ def _driver_stub(runtime: Path, cache_dir: Path) -> Path:
         check=True,
         capture_output=True,
     )
-    os.replace(partial, folder / "libcuda.so.1")
+    partial.replace(folder / "libcuda.so.1")
     return folder

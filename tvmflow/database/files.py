@@ -182,9 +182,9 @@ def write(path: Path, form: Form[Entry], entries: Iterable[Entry], faulty: tuple
             _check_size(path, size, form.max_bytes)
             out.flush()
             os.fsync(out.fileno())
-        os.chmod(name, 0o644)
+        Path(name).chmod(0o644)
         if size:
-            os.replace(name, path)
+            Path(name).replace(path)
         else:
             path.unlink(missing_ok=True)
     finally:

@@ -99,12 +99,10 @@ def _limit(
         table = onnx.numpy_helper.to_array(weights[other]) if other in weights else None
         # Compared with a table of classes: a one-hot encoding written out.
         return (float(table.min()), float(table.max())) if table is not None and table.size > 1 else None
-    return (0, 1) if _reads_as_mask(name, node, types, weights) else None
+    return (0, 1) if _reads_as_mask(name, node, weights) else None
 
 
-def _reads_as_mask(
-    name: str, node: NodeProto, types: Mapping[str, tuple[int, Shape | None]], weights: Mapping[str, TensorProto]
-) -> bool:
+def _reads_as_mask(name: str, node: NodeProto, weights: Mapping[str, TensorProto]) -> bool:
     """A mask is cast to bool, or taken from one as in `(1 - mask) * -10000`."""
     if node.op_type == "Cast":
         return _attribute(node, "to", 0) == int(TensorProto.BOOL)

@@ -149,7 +149,7 @@ def of_shape(shape: Sequence[Size], attributes: Mapping[str, Any], sizes: SizeAr
     return objects(axes[attributes.get("start", 0) : attributes.get("end")])
 
 
-def of_number(shape: Sequence[Size], attributes: Mapping[str, Any], sizes: SizeArithmetic) -> Array:
+def of_number(shape: Sequence[Size], _attributes: Mapping[str, Any], sizes: SizeArithmetic) -> Array:
     """What Size gives for a tensor with these axes."""
     return objects([sizes.product([sizes.axis(size) for size in shape])], ())
 

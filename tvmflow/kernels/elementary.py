@@ -270,7 +270,7 @@ def exp10(let: Scope, x: Expr) -> Expr:
 
 
 def _in_range(let: Scope, x: Expr, vanishes: float, overflows: float) -> Expr:
-    """x, at most where e^x overflows; and 0 where it vanishes (attention's masks): a CPU takes 150 cycles to underflow."""
+    """x up to where e^x overflows; 0 where it vanishes (as in attention's masks): underflow takes a CPU 150 cycles."""
     return let(choose(x < vanishes, 0.0, at_most(overflows, x)))
 
 
@@ -354,7 +354,7 @@ def _log_special(x: Expr, result: Expr) -> Expr:
     return choose(x > 0.0, result, choose(tirx.EQ(x, constant(0, x)), constant(-math.inf, x), math.nan))
 
 
-def _log_sum(let: Scope, k: Expr, f: Expr) -> Expr:
+def _log_sum(k: Expr, f: Expr) -> Expr:
     """k ln 2 + log(1 + f), the small terms first."""
     return k * LN2_HI + (k * LN2_LO + _log_fraction(f) + f)
 
@@ -362,7 +362,7 @@ def _log_sum(let: Scope, k: Expr, f: Expr) -> Expr:
 def log(let: Scope, x: Expr) -> Expr:
     x = let(x)
     k, m = _decomposed(let, x)
-    return _log_special(x, _log_sum(let, k, let(m - 1)))
+    return _log_special(x, _log_sum(k, let(m - 1)))
 
 
 def log2(let: Scope, x: Expr) -> Expr:
@@ -386,7 +386,7 @@ def log1p(let: Scope, x: Expr) -> Expr:
     k, m = _decomposed(let, one_more)
     near = tirx.And(x > -0.29, x < 0.41)
     k, f = let(choose(near, 0.0, k)), let(choose(near, x, m - 1))
-    result = _log_special(one_more, _log_sum(let, k, f))
+    result = _log_special(one_more, _log_sum(k, f))
     return choose(magnitude(x) < 2.0**-25, x, result)  # also keeps -0
 
 

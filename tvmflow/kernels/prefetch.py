@@ -101,7 +101,7 @@ def _panel_of(function: PrimFunc, loops: tuple[For, ...], realize: SBlockRealize
 
 
 def _with_requests(panel: _Panel) -> For:
-    """The loop over steps of k in portions, each with its requests before it; the loop itself where they would be many."""
+    """The loop over k in portions, each with its requests before it; the loop itself where they would be too many."""
     step, steps = panel.step, int(panel.step.extent)
     shape = [int(size) for size in panel.weights.ty.shape]
     per_line = LINE_BYTES * 8 // tvm.DataType(panel.weights.ty.dtype).bits

@@ -75,7 +75,7 @@ def names(mod: tvm.IRModule) -> frozenset[str]:
 
 
 def schedule_of(mod: tvm.IRModule) -> tuple[Schedule, str]:
-    """The schedule of a module's `main` on tensor cores, and the name of its rule, which is "" where it is no product."""
+    """The schedule of a module's `main` on tensor cores, and the name of its rule: "" for what is not a product."""
     schedule = Schedule(mod, debug_mask="none")
     try:
         return schedule, apply(schedule)

@@ -116,7 +116,7 @@ def _payne_hanek(let: Scope, x: Expr) -> tuple[Expr, Expr]:
     mantissa = let(cast("uint64", (pattern & 0x7FFFFF) | 0x800000))
     start = let((pattern >> 23) - 149)  # x = mantissa * 2^(start - 1): digits before it give multiples of 4
     word, shift = let(start >> 5), let(cast("uint64", start & 31))
-    digits = [let(_digits(let, word, place)) for place in range(4)]
+    digits = [let(_digits(word, place)) for place in range(4)]
     windows = [let((((digits[i] << 32) | digits[i + 1]) << shift) >> 32) for i in range(3)]
     low = let(mantissa * windows[1] + (mantissa * windows[2] >> 32))
     high = mantissa * windows[0] + (low >> 32)  # bits above 32 are further multiples of 4
@@ -126,7 +126,7 @@ def _payne_hanek(let: Scope, x: Expr) -> tuple[Expr, Expr]:
     return r, let(cast("int32", (turns >> 62) + ((turns >> 61) & 1)))
 
 
-def _digits(let: Scope, word: Expr, place: int) -> Expr:
+def _digits(word: Expr, place: int) -> Expr:
     """32 digits of 2/pi: word number `word` + `place`, `word` being 0 to 3."""
     value = tirx.const(TWO_OVER_PI_BITS[place + 3], typed("uint64", word))
     for first in (2, 1, 0):

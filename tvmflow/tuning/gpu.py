@@ -50,7 +50,7 @@ class Gpu:
             raise
 
     def _leave_if_broken(self, device: Any) -> None:
-        """After a wrong memory access every later call fails too: the process ends, and a new worker takes its place."""
+        """Ends the process after a wrong memory access: every later call would fail, and a new worker replaces it."""
         try:
             device.sync()
         except Exception:  # whatever the driver reports

@@ -78,7 +78,7 @@ class Tracker:
 
     @contextmanager
     def session(self, timeout_s: float) -> Iterator[Any]:
-        """A tvm.rpc.RPCSession that the device ends after `timeout_s`; raises TargetError where none is free in WAIT_S."""
+        """A tvm.rpc.RPCSession that the device ends after `timeout_s`. Raises TargetError if none is free in time."""
         end = time.monotonic() + WAIT_S
         while True:
             with self._connected() as tracker:

@@ -72,7 +72,7 @@ def _carried(mod: tvm.IRModule, other: tvm.IRModule, record: Record, context: ms
         return None
     schedule = Schedule(mod, debug_mask="none")
 
-    def decide(instruction: Instruction, inputs: list[Any], attrs: list[Any], decision: Any) -> Any:
+    def decide(instruction: Instruction, inputs: list[Any], _attrs: list[Any], decision: Any) -> Any:
         if decision is None or instruction.kind.name != "SamplePerfectTile":
             return decision
         return fitted(int(schedule.get(inputs[0]).extent), [int(factor) for factor in decision])

@@ -85,7 +85,7 @@ def convert_map() -> Mapping[str, Any]:
     return MappingProxyType(standard | ours)
 
 
-def refusals(node: onnx.NodeProto, opset: int) -> str | None:
+def refusals(node: onnx.NodeProto, _opset: int) -> str | None:
     """Why this node cannot be compiled though its operator has a converter, as far as its attributes tell.
 
     What depends on shapes or on which inputs are constant is only found by the converters, which raise it.

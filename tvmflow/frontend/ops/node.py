@@ -166,7 +166,7 @@ UPSTREAM: dict[str, Any] = dict(onnx_frontend._get_convert_map())
 def converter_class(op_type: str, versions: Mapping[int, Converter], refusal: Refusal | None) -> type:
     """The class that TVM's importer wants, made of converter functions."""
 
-    def get_converter(cls: type, opset: int) -> Callable[..., Any]:
+    def get_converter(_cls: type, opset: int) -> Callable[..., Any]:
         version = max((v for v in versions if v <= opset), default=min(versions))
 
         def convert(builder: Any, inputs: Any, attributes: Any, graph: Any) -> Any:
