@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tvmflow.build import cuda
+from tvmflow.codegen import cuda
 
 # Rows, columns and depth of matrix products; height = width, channels in and out of 3 x 3 convolutions.
 MATMULS = ((1024, 1024, 1024), (4096, 4096, 4096), (128, 384, 384), (128, 1536, 384), (3136, 64, 576))
@@ -50,7 +50,7 @@ def ours(arrays: list[np.ndarray], arch: str, tf32: bool) -> tuple[float, np.nda
     from tvm import te, topi
 
     from tvmflow import target as targets
-    from tvmflow.build import candidates, numerics
+    from tvmflow.codegen import candidates, numerics
     from tvmflow.config import NumericsSection, TargetSection
     from tvmflow.graph import passes
     from tvmflow.tuning import evaluator

@@ -24,7 +24,7 @@ from tvm import te, tirx  # noqa: E402
 from tvm.s_tir import Schedule  # noqa: E402
 
 from tvmflow import bench  # noqa: E402
-from tvmflow.build import numerics  # noqa: E402
+from tvmflow.codegen import numerics  # noqa: E402
 from tvmflow.config import NumericsSection, TargetSection  # noqa: E402
 from tvmflow.kernels import gelu, vector_math  # noqa: E402
 

@@ -45,7 +45,7 @@ class Setting:
 def setting(cfg: Config) -> Setting:
     """Resolves the target of a config on this machine; raises TargetError."""
     from tvmflow import target as targets
-    from tvmflow.build import numerics
+    from tvmflow.codegen import numerics
 
     target = targets.resolve(cfg.target, _detected_arch(cfg))
     if cfg.numerics.tf32 and target.arch and not has_tf32(target.arch):
@@ -105,6 +105,6 @@ def measured(cfg: Config) -> Measured:
 def _detected_arch(cfg: Config) -> str | None:
     if cfg.target.kind != "cuda" or cfg.target.arch:
         return None
-    from tvmflow.build import cuda
+    from tvmflow.codegen import cuda
 
     return cuda.detect_arch()

@@ -119,7 +119,7 @@ def tvms_own_cuda_step(*_args: object) -> Iterator[None]:
     import tvm_ffi
     from tvm.support import nvcc
 
-    from tvmflow.build import cuda
+    from tvmflow.codegen import cuda
 
     name = "tvm_callback_cuda_compile"
     os.environ["PATH"] = f"{cuda.tool('nvcc').parent}{os.pathsep}{os.environ['PATH']}"
@@ -135,14 +135,14 @@ def tvms_own_cuda_step(*_args: object) -> Iterator[None]:
 def planted(name: str, folder: Path) -> contextlib.AbstractContextManager[object]:
     """What is changed behind the config's back while a library is built."""
     if name == "TVM's CUDA step":
-        return mock.patch("tvmflow.build.cuda.compile_step", tvms_own_cuda_step)
+        return mock.patch("tvmflow.codegen.cuda.compile_step", tvms_own_cuda_step)
     if name == "PassContext":
-        return mock.patch("tvmflow.build.numerics.pass_config", return_value={"tirx.enable_fast_math": True})
+        return mock.patch("tvmflow.codegen.numerics.pass_config", return_value={"tirx.enable_fast_math": True})
     if name == "target":
-        return mock.patch("tvmflow.build.numerics.llvm_attributes", return_value={"fast-math": True})
+        return mock.patch("tvmflow.codegen.numerics.llvm_attributes", return_value={"fast-math": True})
     if name == "linker":
         (folder / "flushing.c").write_text(FLUSHING)
-        return mock.patch("tvmflow.build.library.linker", return_value={"options": [str(folder / "flushing.c")]})
+        return mock.patch("tvmflow.codegen.library.linker", return_value={"options": [str(folder / "flushing.c")]})
     if name == "no schedules":
         return mock.patch("tvmflow.graph.passes.schedule_steps", return_value=())
     return contextlib.nullcontext()
@@ -181,7 +181,7 @@ def partitioned(model_file: Path, folder: Path) -> None:
     from tvm.relax.dpl import is_op, wildcard
 
     from tvmflow import artifact, config, frontend
-    from tvmflow.build import library
+    from tvmflow.codegen import library
     from tvmflow.graph import passes
     from tvmflow.prepare import setting
 
@@ -198,7 +198,7 @@ def partitioned(model_file: Path, folder: Path) -> None:
     cfg = config.of_model(str(model_file))
     chosen = setting(cfg)
     pattern = [("elsewhere.matmul", is_op("relax.matmul")(wildcard(), wildcard()))]
-    with chosen.entered(), mock.patch("tvmflow.build.library._check_external"):
+    with chosen.entered(), mock.patch("tvmflow.codegen.library._check_external"):
         mod = frontend.load(cfg).mod
         mod = transform.FuseOpsByPattern(pattern, bind_constants=False, annotate_codegen=True)(mod)
         mod = transform.RunCodegen()(mod)

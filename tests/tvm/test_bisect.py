@@ -89,7 +89,7 @@ def planted_records(cfg: Config, kind: str) -> list[Record]:
     from tvm import ir
     from tvm.s_tir import Schedule
 
-    from tvmflow.build import library
+    from tvmflow.codegen import library
     from tvmflow.kernels.axes import blocks_of
     from tvmflow.prepare import prepare, setting
     from tvmflow.tuning import space
@@ -258,7 +258,7 @@ def test_a_wrong_import_is_traced_to_its_node(model: Path, tmp_path: Path, monke
     plant(
         tmp_path / "site",
         monkeypatch,
-        "tvmflow.frontend.ops",
+        "tvmflow.frontend.onnx.ops",
         """
         from tvm import relax
         from types import MappingProxyType

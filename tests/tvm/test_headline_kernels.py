@@ -12,7 +12,7 @@ import pytest
 import tvm
 
 from tvmflow import config, frontend
-from tvmflow.build import library
+from tvmflow.codegen import library
 from tvmflow.errors import ConfigError
 from tvmflow.graph import operators, passes
 from tvmflow.kernels.default import RULE_ATTR

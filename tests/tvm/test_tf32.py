@@ -31,7 +31,7 @@ from tvm.tirx import IntImm
 from tvmflow import config, prepare, process, tasks
 from tvmflow import target as targets
 from tvmflow.audit import sass
-from tvmflow.build import cubin, cuda, numerics, tuned
+from tvmflow.codegen import cubin, cuda, numerics, tuned
 from tvmflow.config import NumericsSection, TargetSection
 from tvmflow.database import Provenance, Reading, Record, pack
 from tvmflow.errors import CompileError, ConfigError, TargetError

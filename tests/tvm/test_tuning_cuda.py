@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tvmflow import process
-from tvmflow.build import cuda
+from tvmflow.codegen import cuda
 from tvmflow.errors import TargetError
 
 pytestmark = cuda_compiler.needed
@@ -54,7 +54,7 @@ def built_candidates(folder: str) -> list[str]:
 
     from tvmflow import target as targets
     from tvmflow import tasks
-    from tvmflow.build import candidates, cubin, numerics
+    from tvmflow.codegen import candidates, cubin, numerics
     from tvmflow.config import NumericsSection, TargetSection
     from tvmflow.tuning import search, space
     from tvmflow.tuning.measure import Measurer

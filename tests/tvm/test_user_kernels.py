@@ -17,8 +17,8 @@ from tvm import relax
 from tvm.script import relax as R  # noqa: N812 # TVMScript's own name
 
 from tvmflow import config, flow, prepare, tasks
-from tvmflow.build import library, tuned
 from tvmflow.children import kernel_check
+from tvmflow.codegen import library, tuned
 from tvmflow.database import Provenance, Record, Store, pack
 from tvmflow.errors import CompileError, ConfigError, VerifyError
 from tvmflow.graph import passes
@@ -301,7 +301,7 @@ def test_what_cannot_run_here_is_said(folder: Path, monkeypatch: pytest.MonkeyPa
     raw = {"model": {"entry": "m:f"}, "kernels": kernels}
     (_, unchecked) = checked(config.from_dict(raw, [{"verify": {"enabled": False}}]), module(two_matmuls))
     assert unchecked.endswith("not verified: verify.enabled = false")
-    monkeypatch.setattr("tvmflow.build.cuda.detect_arch", lambda: None)
+    monkeypatch.setattr("tvmflow.codegen.cuda.detect_arch", lambda: None)
     cuda = config.from_dict(raw, [{"target": {"kind": "cuda", "arch": "sm_90"}}])
     assert checked(cuda, module(two_matmuls))[-1].endswith("not verified: no GPU is here")
     cross = {"target": {"mtriple": "aarch64-linux-gnu", "mcpu": "generic", "threads": 2}}

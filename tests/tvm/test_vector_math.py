@@ -26,7 +26,7 @@ from tvm.s_tir import Schedule
 
 import tvmflow
 from tvmflow.artifact import LIBRARY
-from tvmflow.build import numerics
+from tvmflow.codegen import numerics
 from tvmflow.config import NumericsSection
 from tvmflow.host import host_features
 from tvmflow.kernels import gelu, vector_math

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from tvmflow.build import cuda
+from tvmflow.codegen import cuda
 from tvmflow.config import NumericsSection
 from tvmflow.errors import SetupError
 from tvmflow.kernels.nan import propagate

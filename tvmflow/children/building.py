@@ -22,7 +22,7 @@ from tvmflow.process import emit
 if TYPE_CHECKING:
     import tvm
 
-    from tvmflow.build.tuned import Applied
+    from tvmflow.codegen.tuned import Applied
     from tvmflow.graph.passes import Step
     from tvmflow.graph.replacement import Replacement
     from tvmflow.target import Target
@@ -33,7 +33,7 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
     log = StageLog(dump_ir)
     with log.stage("import"):
         model = frontend.load(cfg)
-    from tvmflow.build import cubin, evidence, library
+    from tvmflow.codegen import cubin, evidence, library
     from tvmflow.frontend.model import narrowest_float
     from tvmflow.graph import constants, passes
     from tvmflow.prepare import prepare, setting
@@ -174,7 +174,7 @@ def _resolved(cfg: Config, target: Target) -> Config:
 
 def with_records(cfg: Config, prepared: tvm.IRModule, target: Target) -> Applied:
     """The prepared module under the schedules of the config's tuning database, if it names one."""
-    from tvmflow.build import tuned
+    from tvmflow.codegen import tuned
     from tvmflow.database import Store
     from tvmflow.host import host_features
 
@@ -208,7 +208,7 @@ def _winograd_notes(kernels: Sequence[Kernel]) -> Iterator[str]:
 
 def _tf32_notes(kernels: Sequence[Kernel], prepared: tvm.IRModule) -> Iterator[str]:
     """How much of a run is computed in TF32, and the products that are not although they are large enough."""
-    from tvmflow.build import library
+    from tvmflow.codegen import library
     from tvmflow.kernels import tf32_product
 
     operations = library.operations(prepared)
@@ -267,7 +267,7 @@ def cuda_step(cfg: Config, target: Target, keep: str | None = None) -> Iterator[
     if target.arch is None:
         yield None
         return
-    from tvmflow.build import cuda, numerics
+    from tvmflow.codegen import cuda, numerics
 
     found = cuda.compiler()
     with cuda.compile_step(target.arch, cfg.numerics, Path(keep) if keep else None):

@@ -83,7 +83,7 @@ def _work(cfg: Config) -> Work:
 
     from tvm.tirx import PrimFunc
 
-    from tvmflow.build import library
+    from tvmflow.codegen import library
     from tvmflow.prepare import prepare, setting
 
     chosen = setting(cfg)

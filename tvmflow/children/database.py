@@ -31,7 +31,7 @@ from tvm.tirx import PrimFunc
 
 from tvmflow import target as targets
 from tvmflow import tasks
-from tvmflow.build import numerics
+from tvmflow.codegen import numerics
 from tvmflow.config import NumericsSection, TargetSection
 from tvmflow.database import Record, pack, unpack
 from tvmflow.database.files import shown

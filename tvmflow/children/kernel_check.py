@@ -54,7 +54,7 @@ def _obstacle(cfg: Config, setting: Setting) -> str:
     if not cfg.verify.enabled:
         return "verify.enabled = false"
     if target.kind == "cuda":
-        from tvmflow.build import cuda
+        from tvmflow.codegen import cuda
 
         return "" if cuda.detect_arch() else "no GPU is here"
     if target.machine != platform.machine():

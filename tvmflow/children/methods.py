@@ -15,7 +15,7 @@ import tvm
 from tvm.tirx import PrimFunc
 
 from tvmflow import tasks
-from tvmflow.build import library, tuned
+from tvmflow.codegen import library, tuned
 from tvmflow.config import Config
 from tvmflow.database import Comparison, Reading
 from tvmflow.database.comparison import EDGES

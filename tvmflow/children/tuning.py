@@ -133,7 +133,7 @@ def _check_device(cfg: Config) -> None:
         return
     hint = 'tune on such a machine, or on one reached over RPC: tuning.measure = "rpc"'
     if cfg.target.kind == "cuda":
-        from tvmflow.build import cuda
+        from tvmflow.codegen import cuda
 
         found, wanted = cuda.detect_arch(), cfg.target.arch
         if found is None:
@@ -150,7 +150,7 @@ def _check_device(cfg: Config) -> None:
 
 def _measurer(cfg: Config, setting: Setting) -> Measurer:
     """Where the candidates of a config are built and run; raises TargetError where its device cannot be had."""
-    from tvmflow.build import candidates, library
+    from tvmflow.codegen import candidates, library
     from tvmflow.host import cores
     from tvmflow.tuning.measure import Measurer
 
@@ -201,7 +201,7 @@ def extracted(cfg: Config) -> tuple[tuple[Task, ...], Setting]:
     model = frontend.load(cfg)
 
     from tvmflow import tasks
-    from tvmflow.build import library
+    from tvmflow.codegen import library
     from tvmflow.prepare import prepare, setting
 
     chosen = setting(cfg)

@@ -36,7 +36,7 @@ def cuda_env(kind: str) -> Iterator[dict[str, str]]:
     if kind != "cuda":
         yield {}
         return
-    from tvmflow.build import cuda
+    from tvmflow.codegen import cuda
 
     with tempfile.TemporaryDirectory(prefix="tvmflow-") as stub:
         yield cuda.loader_env(Path(stub))
@@ -61,7 +61,7 @@ def build_part(part: Part, folder: Path, whole: Manifest) -> Manifest:
 def obstacle(manifest: Described) -> str:
     """Why a library cannot be run on this machine; empty where it can."""
     if manifest.target.kind == "cuda":
-        from tvmflow.build import cuda
+        from tvmflow.codegen import cuda
 
         return "" if cuda.detect_arch() else "no GPU is here"
     try:

@@ -28,7 +28,7 @@ def locate(cfg: Config, whole: Manifest, truth: proof.Truth, out: Path) -> tuple
     with tempfile.TemporaryDirectory(prefix="tvmflow-") as name:
         probe, folder = Path(name) / cfg.model.path.name, Path(name) / "library"
         folder.mkdir()
-        names = _call("tvmflow.frontend.probe:expose", cfg.model.path, probe)
+        names = _call("tvmflow.frontend.onnx.probe:expose", cfg.model.path, probe)
         exposed = cfg.model_copy(update={"model": cfg.model.model_copy(update={"path": probe})})
         _, (want,) = _call("tvmflow.frontend:run_reference", exposed, [feeds])
         signature, _ = _call("tvmflow.children.building:inspect", exposed)
@@ -48,7 +48,7 @@ def locate(cfg: Config, whole: Manifest, truth: proof.Truth, out: Path) -> tuple
 def _written(model: Path, result: str, values: dict[str, Any], out: Path) -> str:
     """The reproducer of a node; returns what the node is called."""
     out.mkdir(parents=True, exist_ok=True)
-    node, inputs = _call("tvmflow.frontend.probe:isolate", model, result, values, out / NODE)
+    node, inputs = _call("tvmflow.frontend.onnx.probe:isolate", model, result, values, out / NODE)
     npz.write(out / reproduction.INPUTS, {name: values[name] for name in inputs})
     reproduction.write_case(out, "node", {"summary": f"the import of {node} is wrong"})
     return str(node)

@@ -53,7 +53,7 @@ def steps(part: Part) -> tuple[str, ...]:
 
 def build(part: Part, folder: Path, whole: Manifest) -> Manifest:
     """Builds the part's library in `folder` as an artifact; its manifest is that of the whole, as far as it holds."""
-    from tvmflow.build import library
+    from tvmflow.codegen import library
     from tvmflow.graph import constants
 
     with _scheduled(part) as (mod, setting, taken):
