@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
     from tvmflow.frontend.model import Model
     from tvmflow.graph.layouts import LayoutChoice
-    from tvmflow.graph.passes import AfterStep
-    from tvmflow.graph.replacement import OnReplaced
-    from tvmflow.kernels.winograd import Measured, Shape
+    from tvmflow.graph.passes.replace_operators import OnReplaced
+    from tvmflow.kernels.winograd.method import Measured, Shape
+    from tvmflow.pipeline.plan import AfterStep
     from tvmflow.target import Target
 
 
@@ -34,7 +34,7 @@ class Setting:
         """What every pass must run inside of."""
         import tvm
 
-        from tvmflow.kernels import vector_math
+        from tvmflow.kernels.mathematics import vector_math
 
         if self.target.kind == "llvm":
             vector_math.register()  # in whichever process builds; nothing undoes it, and no other target is concerned
@@ -65,13 +65,14 @@ def prepare(
     `on_replaced` is called for each place where a user's kernel replaces operators. Raises BudgetError where the
     layout takes more transforms than the config allows, ConfigError where a user's kernel cannot be used.
     """
-    from tvmflow.graph import layouts, passes
+    from tvmflow.graph import layouts
+    from tvmflow.pipeline import plan
 
-    opened = passes.run(model.mod, passes.opening_steps(cfg), after)
+    opened = plan.run(model.mod, plan.opening_steps(cfg), after)
     known = measured(cfg)
     choice = layouts.choose(opened, cfg.graph.layout, known if cfg.numerics.winograd == "auto" else None, after)
     layouts.check_budget(choice.transforms, cfg.graph.max_layout_transforms)
-    return passes.run(choice.mod, passes.kernel_steps(cfg, on_replaced, known), after), choice
+    return plan.run(choice.mod, plan.kernel_steps(cfg, on_replaced, known), after), choice
 
 
 def measured(cfg: Config) -> Measured:
@@ -84,7 +85,7 @@ def measured(cfg: Config) -> Measured:
     from tvmflow.database.comparison import EDGES
     from tvmflow.database.lookup import serving
     from tvmflow.host import host_features
-    from tvmflow.kernels.winograd import unmeasured
+    from tvmflow.kernels.winograd.method import unmeasured
 
     database = cfg.tuning.database
     if cfg.target.kind != "llvm" or cfg.numerics.winograd == "off" or database is None or not database.is_dir():

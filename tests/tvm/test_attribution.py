@@ -87,7 +87,7 @@ def test_a_wrong_schedule_is_the_schedules(artifact: Path, tmp_path: Path, monke
     plant(
         tmp_path / "site",
         monkeypatch,
-        "tvmflow.kernels.default",
+        "tvmflow.kernels.schedules.default_schedule",
         """
         real = module.scheduled
 

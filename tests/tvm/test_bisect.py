@@ -90,7 +90,7 @@ def planted_records(cfg: Config, kind: str) -> list[Record]:
     from tvm.s_tir import Schedule
 
     from tvmflow.codegen import library
-    from tvmflow.kernels.axes import blocks_of
+    from tvmflow.kernels.schedules.axes import blocks_of
     from tvmflow.prepare import prepare, setting
     from tvmflow.tuning import space
 
@@ -181,7 +181,7 @@ def test_a_default_schedule_that_is_off_by_a_hundredth(
     plant(
         tmp_path / "site",
         monkeypatch,
-        "tvmflow.kernels.default",
+        "tvmflow.kernels.schedules.default_schedule",
         """
         real = module.scheduled
 
@@ -213,7 +213,7 @@ def test_a_kernel_that_ends_the_process_is_named(model: Path, tmp_path: Path, mo
     plant(
         tmp_path / "site",
         monkeypatch,
-        "tvmflow.kernels.default",
+        "tvmflow.kernels.schedules.default_schedule",
         """
         import re
         real = module.scheduled

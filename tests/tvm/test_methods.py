@@ -22,7 +22,7 @@ from tvmflow.database import Comparison, Match, Provenance, Store
 from tvmflow.database.comparison import COMPARISONS, EDGES
 from tvmflow.graph import layouts
 from tvmflow.host import host_features
-from tvmflow.kernels.winograd import Shape
+from tvmflow.kernels.winograd.method import Shape
 from tvmflow.prepare import prepare, setting
 from tvmflow.target import resolve, to_tvm
 

@@ -21,9 +21,9 @@ from tvmflow.children import kernel_check
 from tvmflow.codegen import library, tuned
 from tvmflow.database import Provenance, Record, Store, pack
 from tvmflow.errors import CompileError, ConfigError, VerifyError
-from tvmflow.graph import passes
-from tvmflow.graph.replacement import Replacement
+from tvmflow.graph.passes.replace_operators import Replacement
 from tvmflow.host import host_features
+from tvmflow.pipeline import plan
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "kernels"
@@ -139,7 +139,7 @@ def replaced(cfg: config.Config, mod: tvm.IRModule) -> tuple[tvm.IRModule, list[
     """The module behind the replacing pass, and one entry per place."""
     found: list[Replacement] = []
     with prepare.setting(cfg).entered():
-        return passes.run(mod, passes.user_steps(cfg.kernels, found.append), lambda *step: None), found
+        return plan.run(mod, plan.user_steps(cfg.kernels, found.append), lambda *step: None), found
 
 
 def checked(cfg: config.Config, mod: tvm.IRModule) -> tuple[str, ...]:
@@ -312,13 +312,13 @@ def test_a_kernel_has_a_task_and_is_built_from_its_record(folder: Path, tmp_path
     cfg = cfg_of(mine=section(folder, "matmul", "matmul"))
     setting = prepare.setting(cfg)
     with setting.entered():
-        mod = passes.run(replaced(cfg, module(two_matmuls))[0], passes.fuse_steps("llvm", True), lambda *step: None)
+        mod = plan.run(replaced(cfg, module(two_matmuls))[0], plan.fuse_steps("llvm", True), lambda *step: None)
         found = tasks.extract(mod, library.calls(mod), setting.target, cfg.numerics)
         (task,) = (task for task in found if task.name.startswith("user_mine"))
         assert task.weight == 2
         Store(tmp_path).keep(recorded(task))
         mod = tuned.apply(mod, Store(tmp_path).read(), setting.target, cfg.numerics, host_features()).mod
-        kernels = library.contents(mod, passes.run(mod, passes.lower_steps(), lambda *step: None)).kernels
+        kernels = library.contents(mod, plan.run(mod, plan.lower_steps(), lambda *step: None)).kernels
     (mine,) = (kernel for kernel in kernels if kernel.name.startswith("user_mine"))
     assert (mine.origin, mine.calls) == ("tuned", 2)
     assert mine.rule.startswith(f"user kernel mine: record {task.key[:12]}, ")

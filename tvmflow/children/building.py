@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     import tvm
 
     from tvmflow.codegen.tuned import Applied
-    from tvmflow.graph.passes import Step
-    from tvmflow.graph.replacement import Replacement
+    from tvmflow.graph.passes.replace_operators import Replacement
+    from tvmflow.pipeline.plan import Step
     from tvmflow.target import Target
 
 
@@ -35,7 +35,8 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
         model = frontend.load(cfg)
     from tvmflow.codegen import cubin, evidence, library
     from tvmflow.frontend.model import narrowest_float
-    from tvmflow.graph import constants, passes
+    from tvmflow.graph.passes import fold_exactly
+    from tvmflow.pipeline import plan
     from tvmflow.prepare import prepare, setting
 
     chosen = setting(cfg)
@@ -47,10 +48,10 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
         with log.stage("graph"):
             prepared, choice = prepare(cfg, model, log.after, replaced.append)
             tuned = with_records(cfg, prepared, target)
-            scheduled = passes.run(tuned.mod, passes.schedule_steps(target.kind, cfg.numerics.tf32), log.after)
-            packed = passes.run(scheduled, passes.pack_steps(target.kind, cfg.graph.prepack), log.after)
-            stripped, weights = constants.externalise(packed)
-            lowered = passes.run(stripped, passes.lower_steps(), log.after)
+            scheduled = plan.run(tuned.mod, plan.schedule_steps(target.kind, cfg.numerics.tf32), log.after)
+            packed = plan.run(scheduled, plan.pack_steps(target.kind, cfg.graph.prepack), log.after)
+            stripped, weights = fold_exactly.externalise(packed)
+            lowered = plan.run(stripped, plan.lower_steps(), log.after)
         with log.stage("user kernels"):
             checked = kernel_check.notes(cfg, replaced, chosen)
         with log.stage("code generation"):
@@ -148,7 +149,7 @@ def inspect(cfg: Config) -> tuple[Signature, tuple[str, ...]]:
 
 def passes(cfg: Config) -> dict[str, list[tuple[str, str]]]:
     """The pipeline of a config: per phase the (name, why) of each pass."""
-    from tvmflow.graph import passes as pipeline
+    from tvmflow.pipeline import plan as pipeline
 
     kind, prepack = cfg.target.kind, cfg.graph.prepack
     phases = {
@@ -209,7 +210,7 @@ def _winograd_notes(kernels: Sequence[Kernel]) -> Iterator[str]:
 def _tf32_notes(kernels: Sequence[Kernel], prepared: tvm.IRModule) -> Iterator[str]:
     """How much of a run is computed in TF32, and the products that are not although they are large enough."""
     from tvmflow.codegen import library
-    from tvmflow.kernels import tf32_product
+    from tvmflow.kernels.tf32 import schedule_tf32
 
     operations = library.operations(prepared)
     cost = {kernel.name: kernel.calls * operations.get(kernel.name, 0.0) for kernel in kernels}
@@ -219,7 +220,7 @@ def _tf32_notes(kernels: Sequence[Kernel], prepared: tvm.IRModule) -> Iterator[s
         f"numerics.tf32: {sum(chosen.values())} products on TF32 tensor cores, {share:.1%} of all "
         "floating-point operations"
     )
-    if left := sorted(tf32_product.names(prepared) - chosen.keys()):
+    if left := sorted(schedule_tf32.names(prepared) - chosen.keys()):
         yield f"numerics.tf32: products that stay in float32, their schedule does not fit: {', '.join(left)}"
 
 
@@ -240,7 +241,7 @@ def _audited(folder: Path, manifest: Manifest) -> Manifest:
 
 
 def _half_notes(cfg: Config, narrowest: str) -> Iterator[str]:
-    from tvmflow.graph.widening import NARROW
+    from tvmflow.graph.passes.compute_in_float32 import NARROW
 
     if cfg.target.kind == "llvm" and cfg.numerics.widen_half and narrowest in NARROW:
         yield f"numerics.widen_half: {narrowest} is computed in float32; inputs and outputs keep their dtypes"

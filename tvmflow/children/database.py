@@ -39,7 +39,7 @@ from tvmflow.database.metaschedule import Stated, check_plain
 from tvmflow.database.record import MAX_WORKLOAD_BYTES
 from tvmflow.errors import last_line
 from tvmflow.host import CPU_FEATURES
-from tvmflow.kernels import tf32
+from tvmflow.kernels.tf32 import intrinsics
 from tvmflow.process import emit
 
 TIMEOUT_S = 60
@@ -165,8 +165,8 @@ def _loaded(text: str) -> tvm.IRModule:
 
 
 def _replayed(trace: JsonValue, mod: tvm.IRModule) -> Schedule:
-    if tf32.is_used(trace):
-        tf32.register()
+    if intrinsics.is_used(trace):
+        intrinsics.register()
     elif "Tensorize" in str(trace):
         _register_intrinsics()
     schedule = Schedule(mod, debug_mask="none")

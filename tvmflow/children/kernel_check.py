@@ -18,7 +18,7 @@ from tvmflow.process import emit
 if TYPE_CHECKING:
     import tvm
 
-    from tvmflow.graph.replacement import Replacement
+    from tvmflow.graph.passes.replace_operators import Replacement
     from tvmflow.kernels.user import Call
     from tvmflow.prepare import Setting
 
@@ -108,7 +108,7 @@ def _lowered(replacement: Replacement, kind: str) -> tvm.IRModule:
     """A module that runs the kernel as `kernel` and the operators that it replaces as `reference`."""
     from tvm import relax
 
-    from tvmflow.graph import passes
+    from tvmflow.pipeline import plan
 
     builder = relax.BlockBuilder()
     prim_func = builder.add_func(replacement.function, f"user_{replacement.kernel.name}")
@@ -118,8 +118,8 @@ def _lowered(replacement: Replacement, kind: str) -> tvm.IRModule:
         builder.emit_func_output(result)
     mod = builder.get()
     mod["reference"] = replacement.reference.with_attr("global_symbol", "reference")
-    steps = (*passes.fuse_steps(kind, prepack=False), *passes.schedule_steps(kind, tf32=False), *passes.lower_steps())
-    return passes.run(mod, steps, lambda step, made, seconds: None)
+    steps = (*plan.fuse_steps(kind, prepack=False), *plan.schedule_steps(kind, tf32=False), *plan.lower_steps())
+    return plan.run(mod, steps, lambda step, made, seconds: None)
 
 
 def _inputs(call: Call, section: VerifySection, seed: int) -> list[np.ndarray]:

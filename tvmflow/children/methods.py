@@ -19,14 +19,15 @@ from tvmflow.codegen import library, tuned
 from tvmflow.config import Config
 from tvmflow.database import Comparison, Reading
 from tvmflow.database.comparison import EDGES
-from tvmflow.graph import layouts, passes
-from tvmflow.graph.operators import operators as operators_of
-from tvmflow.graph.passes import Step
-from tvmflow.graph.winograd import MarkDirect, Winograd, shapes, unmarked
+from tvmflow.graph import layouts
+from tvmflow.graph.passes.fuse_kernels import operators as operators_of
+from tvmflow.graph.passes.winograd import MarkDirect, Winograd, shapes, unmarked
 from tvmflow.host import host_features
-from tvmflow.kernels import winograd
-from tvmflow.kernels.default import RULE_ATTR
-from tvmflow.kernels.winograd import DIRECT, POINTS, Shape
+from tvmflow.kernels.schedules.default_schedule import RULE_ATTR
+from tvmflow.kernels.winograd import method
+from tvmflow.kernels.winograd.method import DIRECT, POINTS, Shape
+from tvmflow.pipeline import plan
+from tvmflow.pipeline.plan import Step
 from tvmflow.tuning import space
 from tvmflow.tuning.measure import Measurer
 from tvmflow.tuning.search import job_of
@@ -102,13 +103,13 @@ def compare(
 
 def by_rule(shape: Shape, setting: Setting) -> str:
     """The method that is taken where nothing was measured."""
-    plan = winograd.best_plan(shape, setting.tvm_target)
+    plan = method.best_plan(shape, setting.tvm_target)
     return next(method for method, edge in EDGES.items() if edge == (plan.edge if plan else DIRECT))
 
 
 def _in_layout(cfg: Config, model: Model) -> tvm.IRModule | None:
     """The simplified graph in NHWC, unless its layout is to stay; None where it cannot be had."""
-    opened = passes.run(model.mod, passes.opening_steps(cfg), _ignore)
+    opened = plan.run(model.mod, plan.opening_steps(cfg), _ignore)
     try:
         return layouts.choose(opened, "keep" if cfg.graph.layout == "keep" else "nhwc", None, _ignore).mod
     except Exception:  # whatever TVM raises, with which `compile` keeps the layout
@@ -127,9 +128,9 @@ def _kernels(
         if edge == DIRECT
         else Step("Winograd", "each by Winograd's method", Winograd(lambda shape: edge))
     )
-    fused = passes.run(
+    fused = plan.run(
         graph,
-        (*passes.user_steps(cfg.kernels, lambda replacement: None), step, *passes.fuse_steps(kind, cfg.graph.prepack)),
+        (*plan.user_steps(cfg.kernels, lambda replacement: None), step, *plan.fuse_steps(kind, cfg.graph.prepack)),
         _ignore,
     )
     by_text = {str(shape) if edge == DIRECT else _rule(shape, edge, target): shape for shape in found}
@@ -143,9 +144,9 @@ def _kernels(
 
 
 def _rule(shape: Shape, edge: int, target: tvm.target.Target) -> str:
-    plan = winograd.best_plan(shape, target, lambda shape: edge)
+    plan = method.best_plan(shape, target, lambda shape: edge)
     assert plan is not None  # `shapes` are those that fit
-    return winograd.rule(plan, shape)
+    return method.rule(plan, shape)
 
 
 def _direct(function: PrimFunc, cfg: Config, setting: Setting, reading: Reading) -> tuple[PrimFunc, str]:

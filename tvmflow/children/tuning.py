@@ -18,7 +18,7 @@ from tvmflow.process import emit
 
 if TYPE_CHECKING:
     from tvmflow.database import Comparison, Match, Miss, Record
-    from tvmflow.kernels.winograd import Shape
+    from tvmflow.kernels.winograd.method import Shape
     from tvmflow.prepare import Setting
     from tvmflow.tasks import Task
     from tvmflow.tuning.measure import Measurer

@@ -31,7 +31,7 @@ from tvmflow.codegen import nvrtc
 from tvmflow.codegen.numerics import cuda_options
 from tvmflow.config import NumericsSection
 from tvmflow.errors import CompileError, SetupError, TargetError, TvmflowError
-from tvmflow.kernels import nan
+from tvmflow.kernels.rewrites import cuda_nan
 
 INSTALL_HINT = "pip install 'tvmflow[cuda]', or install the CUDA 13 toolkit"
 _CALLBACK = "tvm_callback_cuda_compile"
@@ -147,7 +147,7 @@ def compile_step(arch: str, numerics: NumericsSection, keep: Path | None = None)
     failures: list[TvmflowError] = []
 
     def compile_kernels(source: str) -> bytes:
-        source = nan.propagate(source)
+        source = cuda_nan.propagate(source)
         try:
             compiled = compile_source(source, arch, numerics)
         except TvmflowError as exc:

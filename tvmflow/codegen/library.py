@@ -20,8 +20,8 @@ from tvm.tirx import For, IntImm, PrimFunc
 
 from tvmflow.artifact import ALIGNMENT, CONSTANTS, LIBRARY
 from tvmflow.errors import CompileError, UnsupportedError
-from tvmflow.graph.operators import operators, operators_of_external
-from tvmflow.kernels.default import GFLOPS_ATTR, KEY_ATTR, RULE_ATTR, UNSCHEDULED
+from tvmflow.graph.passes.fuse_kernels import operators, operators_of_external
+from tvmflow.kernels.schedules.default_schedule import GFLOPS_ATTR, KEY_ATTR, RULE_ATTR, UNSCHEDULED
 from tvmflow.kernels.user import USER_ATTR
 from tvmflow.manifest import Constant, Kernel
 from tvmflow.target import Target

@@ -10,8 +10,9 @@ import tvm
 from tvmflow import tasks
 from tvmflow.config import NumericsSection
 from tvmflow.database import Match, Reading
-from tvmflow.kernels import shared_layouts, tf32
-from tvmflow.kernels.default import GFLOPS_ATTR, KEY_ATTR, RULE_ATTR
+from tvmflow.kernels.schedules import share_layouts
+from tvmflow.kernels.schedules.default_schedule import GFLOPS_ATTR, KEY_ATTR, RULE_ATTR
+from tvmflow.kernels.tf32 import intrinsics
 from tvmflow.kernels.user import OPERATORS_ATTR, USER_ATTR
 from tvmflow.target import Target
 
@@ -36,14 +37,14 @@ def apply(
         mod, workload = tasks.canonical(function)
         parts = tasks.key_parts(workload, target, numerics)
         found = reading.lookup(parts, cpu_features)
-        borrowed = not isinstance(found, Match) and shared_layouts.are_wanted(function)
+        borrowed = not isinstance(found, Match) and share_layouts.are_wanted(function)
         if borrowed:  # a record of the kernel that has its weights for itself may want the same layout
-            mod, workload = tasks.canonical(shared_layouts.alone(function))
+            mod, workload = tasks.canonical(share_layouts.alone(function))
             found = reading.lookup(tasks.key_parts(workload, target, numerics), cpu_features)
         functions[var] = function = function.with_attr(KEY_ATTR, parts.key)
         if not isinstance(found, Match):
             continue
-        uses_tf32 = tf32.is_used(found.record.trace)
+        uses_tf32 = intrinsics.is_used(found.record.trace)
         if uses_tf32 and not numerics.tf32:
             notes.append(f"{var.name_hint}: record {found.record.key[:12]} uses TF32 against its key and was skipped")
             continue
@@ -51,7 +52,7 @@ def apply(
         if schedule is None:
             notes.append(f"{var.name_hint}: record {found.record.key[:12]} no longer applies and was skipped")
             continue
-        if borrowed and shared_layouts.of(schedule.mod["main"]) != shared_layouts.of_default(function):
+        if borrowed and share_layouts.of(schedule.mod["main"]) != share_layouts.of_default(function):
             continue
         if not tasks.kept_its_tiles(schedule, found.record.trace):
             notes.append(

@@ -12,12 +12,12 @@ from tvm.tirx import IntImm
 
 from tvmflow.errors import BudgetError, last_line
 from tvmflow.graph import needless
-from tvmflow.graph.cancel import axes_of
-from tvmflow.graph.passes import AfterStep, has_convolution, layout_steps, run, simplify_steps
-from tvmflow.graph.winograd import plan_of
-from tvmflow.kernels.axes import Registers
-from tvmflow.kernels.winograd import Measured
+from tvmflow.graph.passes.cancel_transposes import axes_of
+from tvmflow.graph.passes.winograd import plan_of
+from tvmflow.kernels.schedules.axes import Registers
+from tvmflow.kernels.winograd.method import Measured
 from tvmflow.manifest import LayoutTransform
+from tvmflow.pipeline.plan import AfterStep, has_convolution, layout_steps, run, simplify_steps
 
 NOMINAL_DIM = 32  # what a symbolic axis counts for when bytes are compared
 # What a choice goes by, per thread: measured with default schedules on 2 threads with AVX-512.

@@ -19,7 +19,7 @@ from tvmflow.proof import partial_build
 from tvmflow.proof.partial_build import SCHEDULES, Part
 
 if TYPE_CHECKING:
-    from tvmflow.graph.replacement import Replacement
+    from tvmflow.graph.passes.replace_operators import Replacement
 
 ARGUMENTS = "arguments.npz"
 
@@ -182,7 +182,7 @@ def first_unbuildable(part: Part) -> tuple[str, str, str] | None:
     """The first kernel with a record that does not become code, the record, and why; None where all do."""
     import tvm
 
-    from tvmflow.kernels.default import RULE_ATTR
+    from tvmflow.kernels.schedules.default_schedule import RULE_ATTR
 
     mod, setting = partial_build.module(part)
     tuned = {

@@ -22,8 +22,8 @@ from tvmflow.manifest import Manifest
 if TYPE_CHECKING:
     import tvm
 
-    from tvmflow.graph.passes import Step
-    from tvmflow.graph.replacement import OnReplaced, Replacement
+    from tvmflow.graph.passes.replace_operators import OnReplaced, Replacement
+    from tvmflow.pipeline.plan import Step
     from tvmflow.prepare import Setting
 
 WINOGRAD = ("Winograd", "ScheduleWinograd")
@@ -54,11 +54,11 @@ def steps(part: Part) -> tuple[str, ...]:
 def build(part: Part, folder: Path, whole: Manifest) -> Manifest:
     """Builds the part's library in `folder` as an artifact; its manifest is that of the whole, as far as it holds."""
     from tvmflow.codegen import library
-    from tvmflow.graph import constants
+    from tvmflow.graph.passes import fold_exactly
 
     with _scheduled(part) as (mod, setting, taken):
         packed = _run(mod, [step for step in _pack_steps(part.cfg) if step.name in taken])
-        stripped, weights = constants.externalise(packed)
+        stripped, weights = fold_exactly.externalise(packed)
         lowered = _run(stripped, _lower_steps(planned=PLANNING in taken))
         library.write_library(lowered, setting.tvm_target, library.linker(setting.target), folder)
         entries = library.write_constants(weights, folder)
@@ -86,8 +86,8 @@ def _scheduled(part: Part) -> Iterator[tuple[tvm.IRModule, Setting, frozenset[st
     """The part's module, as far as it is scheduled; inside, the passes that follow may be run."""
     import tvm
 
-    from tvmflow.graph import passes
-    from tvmflow.kernels import vector_math
+    from tvmflow.kernels.mathematics import vector_math
+    from tvmflow.pipeline import plan
     from tvmflow.prepare import setting
 
     graph, taken = _taken(part)
@@ -105,7 +105,7 @@ def _scheduled(part: Part) -> Iterator[tuple[tvm.IRModule, Setting, frozenset[st
         if RECORDS in taken and (TF32 in taken or not part.cfg.numerics.tf32):
             mod = building.with_records(part.cfg, mod, chosen.target).mod
         if SCHEDULES in taken:
-            steps_ = passes.schedule_steps(chosen.target.kind, cfg.numerics.tf32)
+            steps_ = plan.schedule_steps(chosen.target.kind, cfg.numerics.tf32)
             mod = _run(mod, [step for step in steps_ if step.name != "RecogniseGelu" or VECTOR_MATH in taken])
         yield mod, chosen, taken
 
@@ -139,14 +139,14 @@ def replacements(part: Part) -> tuple[list[Replacement], Setting]:
 
 
 def _graph_steps(cfg: Config, layout: str, on_replaced: OnReplaced = lambda replacement: None) -> tuple[Step, ...]:
-    from tvmflow.graph import passes
+    from tvmflow.pipeline import plan
     from tvmflow.prepare import measured
 
     return (
-        *passes.opening_steps(cfg),
-        *passes.simplify_steps(),
-        *(passes.layout_steps() if layout == "nhwc" else ()),
-        *passes.kernel_steps(cfg, on_replaced, measured(cfg)),
+        *plan.opening_steps(cfg),
+        *plan.simplify_steps(),
+        *(plan.layout_steps() if layout == "nhwc" else ()),
+        *plan.kernel_steps(cfg, on_replaced, measured(cfg)),
     )
 
 
@@ -165,26 +165,26 @@ def _later_steps(cfg: Config) -> tuple[str, ...]:
 
 def _pack_steps(cfg: Config) -> tuple[Step, ...]:
     """Packing is one step: its first pass leaves functions behind that only its last one takes away."""
-    from tvmflow.graph import passes
+    from tvmflow.pipeline import plan
 
-    return passes.pack_steps(cfg.target.kind, cfg.graph.prepack)
+    return plan.pack_steps(cfg.target.kind, cfg.graph.prepack)
 
 
 def _lower_steps(planned: bool) -> list[Step]:
-    from tvmflow.graph import passes
+    from tvmflow.pipeline import plan
 
-    return [step for step in passes.lower_steps() if planned or step.name != PLANNING]
+    return [step for step in plan.lower_steps() if planned or step.name != PLANNING]
 
 
 def _missing(graph: Sequence[Step], kind: str) -> list[Step]:
-    from tvmflow.graph import passes
+    from tvmflow.pipeline import plan
 
     done = {step.name for step in graph}
-    steps_ = {step.name: step for step in (*passes.simplify_steps(), *passes.fuse_steps(kind, prepack=False))}
+    steps_ = {step.name: step for step in (*plan.simplify_steps(), *plan.fuse_steps(kind, prepack=False))}
     return [steps_[name] for name in (*NEEDED, "DeadCodeElimination") if name not in done or name not in NEEDED]
 
 
 def _run(mod: tvm.IRModule, chosen: Sequence[Step]) -> tvm.IRModule:
-    from tvmflow.graph import passes
+    from tvmflow.pipeline import plan
 
-    return passes.run(mod, tuple(chosen), lambda step, made, seconds: None)
+    return plan.run(mod, tuple(chosen), lambda step, made, seconds: None)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tvm
 
-from tvmflow.kernels import comparisons
+from tvmflow.kernels.rewrites import compare_exactly
 
 HERE = Path(__file__).resolve().parent
 
@@ -22,10 +22,10 @@ HERE = Path(__file__).resolve().parent
 def built(name: str, variant: dict[str, Any]) -> Any:
     """One version, compiled."""
     if variant["vector_math"]:  # functions of tvmflow's in place of libm's, from here on
-        from tvmflow.kernels import vector_math
+        from tvmflow.kernels.mathematics import vector_math
 
         vector_math.register()
-    comparisons.register()
+    compare_exactly.register()
     module = tvm.ir.load_json((HERE / f"{name}.json").read_text())
     with tvm.transform.PassContext(opt_level=3, config=variant["options"]):
         return tvm.compile(module, tvm.target.Target(variant["target"]))["main"]

@@ -16,7 +16,7 @@ import math
 from tvm import tirx
 from tvm.tirx import FloatImm
 
-from tvmflow.kernels.lanes import (
+from tvmflow.kernels.mathematics.lanes import (
     TABLE_SIZE,
     Expr,
     Scope,

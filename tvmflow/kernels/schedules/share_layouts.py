@@ -7,8 +7,8 @@ import tvm_ffi
 from tvm.s_tir import Schedule
 from tvm.tirx import PrimFunc
 
-from tvmflow.kernels import default, repacking
-from tvmflow.kernels.blocking import SHARED_ATTR
+from tvmflow.kernels.schedules import default_schedule, repacking
+from tvmflow.kernels.schedules.blocking import SHARED_ATTR
 
 
 @tvm.transform.module_pass(opt_level=0, name="ShareLayouts")
@@ -45,5 +45,5 @@ def of(function: PrimFunc) -> frozenset[tuple[int, int]]:
 
 def of_default(function: PrimFunc) -> frozenset[tuple[int, int]]:
     """The same of a function's default schedule, which all shapes of it follow."""
-    schedule: Schedule = default.schedule_of(tvm.IRModule({"main": function}))[0]
+    schedule: Schedule = default_schedule.schedule_of(tvm.IRModule({"main": function}))[0]
     return of(schedule.mod["main"])

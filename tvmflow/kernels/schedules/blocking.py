@@ -21,8 +21,8 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 
-from tvmflow.kernels import repacking
-from tvmflow.kernels.axes import (
+from tvmflow.kernels.schedules import repacking
+from tvmflow.kernels.schedules.axes import (
     Axis,
     Registers,
     axes_of,
@@ -34,7 +34,7 @@ from tvmflow.kernels.axes import (
     lone_reduction,
     vector_axis,
 )
-from tvmflow.kernels.elementwise import schedule_padding
+from tvmflow.kernels.schedules.elementwise import schedule_padding
 
 RULE = "product blocking"
 MAX_ROWS, MAX_VECTORS, MAX_STEPS = 16, 4, 16

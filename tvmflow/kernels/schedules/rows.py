@@ -19,7 +19,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV
 from tvm.tirx import IterVar
 
-from tvmflow.kernels.axes import (
+from tvmflow.kernels.schedules.axes import (
     LANES,
     Axis,
     axes_of,
@@ -32,7 +32,7 @@ from tvmflow.kernels.axes import (
     is_static,
     reads_along,
 )
-from tvmflow.kernels.elementwise import SMALLEST_PARALLEL
+from tvmflow.kernels.schedules.elementwise import SMALLEST_PARALLEL
 
 NAME = "rows"
 WIDE = 4 * LANES  # elements in flight: as many as hide the latency of an addition

@@ -19,7 +19,7 @@ from typing import TypeAlias
 import numpy as np
 import tvm
 
-from tvmflow.kernels.axes import Registers
+from tvmflow.kernels.schedules.axes import Registers
 
 POINTS = {2: (1.0,), 4: (2**-0.5, 2**0.5)}  # outputs along a tile's edge -> p of the pairs +p, -p
 DIRECT = 1  # the edge of the direct convolution, which is F(1 x 1, 3 x 3)

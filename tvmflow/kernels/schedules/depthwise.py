@@ -19,7 +19,7 @@ from typing import TypeAlias
 import tvm
 from tvm.s_tir import Schedule
 
-from tvmflow.kernels.axes import (
+from tvmflow.kernels.schedules.axes import (
     Axis,
     Registers,
     axes_of,

@@ -24,8 +24,8 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import ScheduleError
 from tvm.tirx import IterVar, PrimFunc
 
-from tvmflow.kernels import blocking, columns, depthwise, elementwise, rows
-from tvmflow.kernels.axes import (
+from tvmflow.kernels.schedules import blocking, columns, depthwise, elementwise, rows
+from tvmflow.kernels.schedules.axes import (
     LANES,
     Axis,
     axes_of,
@@ -36,8 +36,8 @@ from tvmflow.kernels.axes import (
     vector_axis,
     width,
 )
-from tvmflow.kernels.elementwise import parallel, schedule_elementwise
-from tvmflow.kernels.lowering import can_lower, is_symbolic
+from tvmflow.kernels.schedules.elementwise import parallel, schedule_elementwise
+from tvmflow.kernels.schedules.lowering import can_lower, is_symbolic
 
 RULE_ATTR = "tvmflow.rule"  # on a scheduled function: which rule made its schedule
 KEY_ATTR = "tvmflow.key"  # on a function that can be tuned: its key

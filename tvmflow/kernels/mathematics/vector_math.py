@@ -18,9 +18,9 @@ from collections.abc import Callable
 from tvm import tirx
 from tvm.ir import Op
 
-from tvmflow.kernels import elementary, trigonometry
-from tvmflow.kernels.lanes import Expr, Scope, cast
-from tvmflow.kernels.rewriting import PRIORITY, define
+from tvmflow.kernels.mathematics import elementary, trigonometry
+from tvmflow.kernels.mathematics.lanes import Expr, Scope, cast
+from tvmflow.kernels.rewrites.rewriting import PRIORITY, define
 
 FUNCTIONS: dict[str, Callable[..., Expr]] = {
     "exp": elementary.exp,

@@ -19,27 +19,27 @@ from tvm.s_tir import Schedule, dlight
 from tvm.s_tir.schedule import ScheduleError
 
 from tvmflow.config import Config, KernelSection
-from tvmflow.graph.cancel import CancelTransposes
-from tvmflow.graph.constants import FoldExactly
-from tvmflow.graph.empty import DropEmpty
-from tvmflow.graph.epilogues import KeepResizersApart
-from tvmflow.graph.guards import Guards
-from tvmflow.graph.layout_faults import AvoidLayoutFaults
-from tvmflow.graph.operators import FuseTIR
-from tvmflow.graph.packing import FoldRepacking, SplitRepacking
-from tvmflow.graph.replacement import OnReplaced, ReplaceOperators
-from tvmflow.graph.reshapes import RewriteReshapes
-from tvmflow.graph.transposed import SplitTransposedConvolutions
-from tvmflow.graph.widening import ComputeInFloat32
-from tvmflow.graph.winograd import ScheduleWinograd, Winograd
-from tvmflow.kernels.comparisons import CompareExactly
-from tvmflow.kernels.default import DefaultSchedule
-from tvmflow.kernels.extremes import StartFromInfinity
-from tvmflow.kernels.gelu import RecogniseGelu
-from tvmflow.kernels.prefetch import Prefetch
-from tvmflow.kernels.shared_layouts import ShareLayouts
-from tvmflow.kernels.tf32_product import ScheduleTf32
-from tvmflow.kernels.winograd import Measured, unmeasured
+from tvmflow.graph.passes.avoid_layout_faults import AvoidLayoutFaults
+from tvmflow.graph.passes.cancel_transposes import CancelTransposes
+from tvmflow.graph.passes.compute_in_float32 import ComputeInFloat32
+from tvmflow.graph.passes.drop_empty import DropEmpty
+from tvmflow.graph.passes.fold_exactly import FoldExactly
+from tvmflow.graph.passes.fuse_kernels import FuseTIR
+from tvmflow.graph.passes.guards import Guards
+from tvmflow.graph.passes.keep_resizers_apart import KeepResizersApart
+from tvmflow.graph.passes.replace_operators import OnReplaced, ReplaceOperators
+from tvmflow.graph.passes.rewrite_reshapes import RewriteReshapes
+from tvmflow.graph.passes.split_repacking import FoldRepacking, SplitRepacking
+from tvmflow.graph.passes.split_transposed_convolutions import SplitTransposedConvolutions
+from tvmflow.graph.passes.winograd import ScheduleWinograd, Winograd
+from tvmflow.kernels.rewrites.compare_exactly import CompareExactly
+from tvmflow.kernels.rewrites.prefetch import Prefetch
+from tvmflow.kernels.rewrites.recognise_gelu import RecogniseGelu
+from tvmflow.kernels.rewrites.start_from_infinity import StartFromInfinity
+from tvmflow.kernels.schedules.default_schedule import DefaultSchedule
+from tvmflow.kernels.schedules.share_layouts import ShareLayouts
+from tvmflow.kernels.tf32.schedule_tf32 import ScheduleTf32
+from tvmflow.kernels.winograd.method import Measured, unmeasured
 
 # Transposed convolutions stay as they are: TVM has no kernel for them in NHWC.
 CONV_LAYOUTS = {"relax.nn.conv2d": ["NHWC", "HWIO"], "relax.nn.conv2d_transpose": ["NCHW", "IOHW"]}

@@ -23,10 +23,10 @@ from tvm.script.ir_builder import IRBuilder
 from tvm.tirx import Broadcast, PrimFunc, Ramp, address_of, call_intrin, const
 from tvm.tirx.script.builder import ir as tir
 
-from tvmflow.kernels.axes import blocks_of
-from tvmflow.kernels.default import RULE_ATTR
-from tvmflow.kernels.elementwise import schedule_elementwise
-from tvmflow.kernels.winograd import POINTS, Plan, Shape, even_polynomial, rule
+from tvmflow.kernels.schedules.axes import blocks_of
+from tvmflow.kernels.schedules.default_schedule import RULE_ATTR
+from tvmflow.kernels.schedules.elementwise import schedule_elementwise
+from tvmflow.kernels.winograd.method import POINTS, Plan, Shape, even_polynomial, rule
 
 PLAN_ATTR = "tvmflow.winograd"  # on the block that ends such a convolution: what its rule says of it
 OUT_ELEMENTWISE_FUSABLE = 4  # OpPatternKind.kOutEWiseFusable: what follows elementwise is fused into it

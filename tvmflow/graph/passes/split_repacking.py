@@ -13,7 +13,7 @@ from tvm.s_tir import Schedule
 from tvm.tirx import PrimFunc
 
 from tvmflow.graph.mutation import mutated
-from tvmflow.kernels import repacking
+from tvmflow.kernels.schedules import repacking
 
 ARITHMETIC = {
     tirx.Add: np.add,

@@ -25,9 +25,9 @@ from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 from tvm.tirx import BufferRegion, Expr, IntImm, PrimFunc, Var
 from tvm.tirx.analysis import undefined_vars
 
-from tvmflow.kernels import tf32
-from tvmflow.kernels.axes import blocks_of, extent_of, lone_reduction
-from tvmflow.kernels.default import RULE_ATTR, is_open
+from tvmflow.kernels.schedules.axes import blocks_of, extent_of, lone_reduction
+from tvmflow.kernels.schedules.default_schedule import RULE_ATTR, is_open
+from tvmflow.kernels.tf32 import intrinsics
 
 SMALLEST = 16  # rows, columns or depth below which padding would be most of the product
 # Rows and columns of a tile, and the warps that share it in both directions.
@@ -145,7 +145,7 @@ class Tile:
     @property
     def fragments(self) -> tuple[int, int]:
         """Of one warp, in both directions."""
-        return self.rows // self.warps[0] // tf32.M, self.columns // self.warps[1] // tf32.N
+        return self.rows // self.warps[0] // intrinsics.M, self.columns // self.warps[1] // intrinsics.N
 
 
 def find(schedule: Schedule) -> Product | None:
@@ -194,11 +194,11 @@ def _normalise(schedule: Schedule, product: Product, tile: Tile) -> None:
 
 
 def _multiply(schedule: Schedule, product: Product, tile: Tile) -> None:
-    names = tf32.group(product.a_by_k, product.b_by_k)
+    names = intrinsics.group(product.a_by_k, product.b_by_k)
     batch, i, j, k = schedule.get_loops(product.block)
-    i0, i1, i2, i3 = schedule.split(i, [None, tile.warps[0], tile.fragments[0], tf32.M])
-    j0, j1, j2, j3 = schedule.split(j, [None, tile.warps[1], tile.fragments[1], tf32.N])
-    k0, k1, k2 = schedule.split(k, [None, tile.depth // tf32.K, tf32.K])
+    i0, i1, i2, i3 = schedule.split(i, [None, tile.warps[0], tile.fragments[0], intrinsics.M])
+    j0, j1, j2, j3 = schedule.split(j, [None, tile.warps[1], tile.fragments[1], intrinsics.N])
+    k0, k1, k2 = schedule.split(k, [None, tile.depth // intrinsics.K, intrinsics.K])
     schedule.reorder(batch, i0, j0, i1, j1, k0, k1, i2, j2, i3, j3, k2)
     outer = schedule.blockize(i3)
     schedule.bind(schedule.fuse(batch, i0), "blockIdx.x")
@@ -228,17 +228,17 @@ def _read(
     `operand` is its index and whether it is by k. Returns the block that fills shared memory.
     """
     index, by_k = operand
-    shared = schedule.cache_read(outer, index, tf32.SHARED)
+    shared = schedule.cache_read(outer, index, intrinsics.SHARED)
     schedule.compute_at(shared, k[0], preserve_unit_loops=True)
     while producers := schedule.get_producers(shared):
         for producer in producers:
             schedule.compute_inline(producer)
-    schedule.storage_align(shared, 0, -2, *tf32.alignment(by_k))
+    schedule.storage_align(shared, 0, -2, *intrinsics.alignment(by_k))
     fragment = schedule.cache_read(outer, index, "local")
     schedule.compute_at(fragment, k[1], preserve_unit_loops=True)
     *_, i, j = schedule.get_loops(fragment)
-    i0, i1 = schedule.split(i, [None, tf32.K if by_k else tf32.M])
-    j0, j1 = schedule.split(j, [None, tf32.M if by_k else tf32.K])
+    i0, i1 = schedule.split(i, [None, intrinsics.K if by_k else intrinsics.M])
+    j0, j1 = schedule.split(j, [None, intrinsics.M if by_k else intrinsics.K])
     schedule.reorder(i0, j0, i1, j1)
     schedule.unroll(i0)
     schedule.unroll(j0)
@@ -260,14 +260,22 @@ def _overlap(schedule: Schedule, tiles: LoopRV, steps: LoopRV) -> None:
 def _write(schedule: Schedule, outer: Block, place: LoopRV, tile: Tile, by_row: bool) -> None:
     """Writes the results, one row of fragments of all warps after the other, through shared memory."""
     rows, columns = tile.fragments
-    m, n = tf32.M * rows, tf32.N * columns
+    m, n = intrinsics.M * rows, intrinsics.N * columns
 
     def by_fragments(s: Var, i: Var, j: Var) -> tuple[Expr, ...]:
-        return (s, i // m, j // n, i // tf32.M % rows, j // tf32.N % columns, i % tf32.M, j % tf32.N)
+        return (
+            s,
+            i // m,
+            j // n,
+            i // intrinsics.M % rows,
+            j // intrinsics.N % columns,
+            i % intrinsics.M,
+            j % intrinsics.N,
+        )
 
     schedule.cache_write(outer, 0, "global")  # a copy that takes rows and columns apart, apart from what follows
     schedule.transform_layout(outer, ("write", 0), by_fragments)
-    written = schedule.cache_write(outer, 0, tf32.SHARED)
+    written = schedule.cache_write(outer, 0, intrinsics.SHARED)
     schedule.reverse_compute_at(written, place, preserve_unit_loops=True)
     store = schedule.cache_write(outer, 0, "local")
     warp_i, warp_j, row, column, i, j = schedule.get_loops(written)[-6:]
@@ -287,7 +295,7 @@ def _write(schedule: Schedule, outer: Block, place: LoopRV, tile: Tile, by_row: 
 
 def _share(schedule: Schedule, loop: LoopRV, warps: int) -> None:
     """Spreads a loop over the lanes of `warps` warps, vectors innermost."""
-    _, warp, lane, vector = schedule.split(loop, [None, warps, tf32.WARP, VECTOR])
+    _, warp, lane, vector = schedule.split(loop, [None, warps, intrinsics.WARP, VECTOR])
     if warps > 1:
         schedule.bind(warp, "threadIdx.y")
     schedule.bind(lane, "threadIdx.x")

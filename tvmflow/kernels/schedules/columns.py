@@ -15,7 +15,7 @@ from typing import TypeAlias
 from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import SBlockRV
 
-from tvmflow.kernels.axes import (
+from tvmflow.kernels.schedules.axes import (
     LANES,
     Axis,
     axes_of,
@@ -27,7 +27,7 @@ from tvmflow.kernels.axes import (
     lone_reduction,
     vector_axis,
 )
-from tvmflow.kernels.elementwise import parallel
+from tvmflow.kernels.schedules.elementwise import parallel
 
 NAME = "columns"
 PARTS = 8  # as many vectors as keep the threads equally busy; then wider ones, which read memory in longer runs

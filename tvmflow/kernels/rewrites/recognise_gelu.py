@@ -15,10 +15,10 @@ from tvm import tirx
 from tvm.ir import Call
 from tvm.tirx import Add, Div, FloatImm, Mul, PrimFunc
 
-from tvmflow.kernels import vector_math
-from tvmflow.kernels.axes import Registers
-from tvmflow.kernels.lanes import TABLE_SIZE, Expr
-from tvmflow.kernels.rewriting import each_kernel
+from tvmflow.kernels.mathematics import vector_math
+from tvmflow.kernels.mathematics.lanes import TABLE_SIZE, Expr
+from tvmflow.kernels.rewrites.rewriting import each_kernel
+from tvmflow.kernels.schedules.axes import Registers
 
 
 @tvm.transform.module_pass(opt_level=0, name="RecogniseGelu")

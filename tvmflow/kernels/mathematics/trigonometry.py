@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 from tvm import tirx
 
-from tvmflow.kernels.elementary import log1p
-from tvmflow.kernels.lanes import (
+from tvmflow.kernels.mathematics.elementary import log1p
+from tvmflow.kernels.mathematics.lanes import (
     Expr,
     Scope,
     any_lane,

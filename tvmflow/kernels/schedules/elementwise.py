@@ -10,7 +10,7 @@ from tvm.s_tir import Schedule
 from tvm.s_tir.schedule import LoopRV, SBlockRV, ScheduleError
 from tvm.tirx import IntImm, IterVar, Var
 
-from tvmflow.kernels.axes import axis_kinds, blocks_of, extent_of, is_cheap, width
+from tvmflow.kernels.schedules.axes import axis_kinds, blocks_of, extent_of, is_cheap, width
 
 RULE = "elementwise"
 SHARES = 64  # pieces of work that any number of threads share well enough
