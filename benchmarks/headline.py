@@ -23,9 +23,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tvmflow import config, flow, frontend, proof, runtime
-from tvmflow.children import running
+from tvmflow import config, flow, frontend, runtime
 from tvmflow.host import cpu_name
+from tvmflow.verification import child, reference
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = (
@@ -77,9 +77,9 @@ def time_model(artifact: Path, stock: bool) -> None:
     """Prints the figures of one artifact as JSON."""
     manifest = runtime.load(artifact).manifest
     cfg = config.from_dict(manifest.config, [{"verify": {"seeds": [0]}}], source=str(artifact))
-    feeds = proof.accepted(cfg, manifest)
-    ours, peer = running.time_beside_peer(cfg, artifact, feeds, manifest.target.threads, SECONDS)
-    (kernels,) = running.kernel_times([(artifact, feeds)])
+    feeds = reference.draw_accepted(cfg, manifest)
+    ours, peer = child.time_beside_peer(cfg, artifact, feeds, manifest.target.threads, SECONDS)
+    (kernels,) = child.kernel_times([(artifact, feeds)])
     tuned = sum(kernels.get(kernel.name, 0.0) for kernel in manifest.kernels if kernel.origin == "tuned")
     slowest = sorted(((kernels.get(k.name, 0.0), k.name) for k in manifest.kernels), reverse=True)[:3]
     print(

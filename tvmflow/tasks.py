@@ -30,7 +30,7 @@ from tvmflow.database.comparison import Convolution
 from tvmflow.database.keys import KeyParts
 from tvmflow.kernels.schedules import repacking
 from tvmflow.kernels.tf32 import intrinsics
-from tvmflow.kernels.winograd.method import Shape
+from tvmflow.kernels.winograd.minimal_filtering import Shape
 from tvmflow.target import Target
 
 PREPARATION = 1  # raised whenever the graph stage or `canonical` changes what reaches tuning

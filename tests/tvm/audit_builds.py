@@ -154,8 +154,8 @@ def build(model_file: Path, folder: Path, plant: str, overrides: dict[str, Any],
     `kept` leaves the artifact although it fails that check.
     """
     from tvmflow import artifact, config
-    from tvmflow.children import building
     from tvmflow.errors import NumericsError
+    from tvmflow.pipeline import building
 
     cfg = config.of_model(str(model_file), [{"verify": {"enabled": False}}, overrides])
     folder.mkdir(parents=True, exist_ok=True)
@@ -183,7 +183,7 @@ def partitioned(model_file: Path, folder: Path) -> None:
     from tvmflow import artifact, config, frontend
     from tvmflow.codegen import library
     from tvmflow.pipeline import plan
-    from tvmflow.prepare import setting
+    from tvmflow.pipeline.prepare import setting
 
     build(model_file, folder, "", {})
 

@@ -20,7 +20,7 @@ from planted_faults import plant
 from tvmflow import config, flow, frontend, process, tasks
 from tvmflow.config import Config
 from tvmflow.database import Provenance, Record, Store, pack
-from tvmflow.findings import Bisection
+from tvmflow.diagnosis.findings import Bisection
 
 PROVENANCE = Provenance(
     versions={"apache-tvm": "0.27.0.post1"},
@@ -91,7 +91,7 @@ def planted_records(cfg: Config, kind: str) -> list[Record]:
 
     from tvmflow.codegen import library
     from tvmflow.kernels.schedules.axes import blocks_of
-    from tvmflow.prepare import prepare, setting
+    from tvmflow.pipeline.prepare import prepare, setting
     from tvmflow.tuning import space
 
     chosen, found = setting(cfg), []

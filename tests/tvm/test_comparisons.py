@@ -157,7 +157,7 @@ def of(model: Path, **tuning: str) -> Config:
 def drawn_records(cfg: Config, seed: int) -> list[Record]:
     """A record per kernel, the last of a few candidates drawn from its space; for a child."""
     from tvmflow.codegen import library
-    from tvmflow.prepare import prepare, setting
+    from tvmflow.pipeline.prepare import prepare, setting
     from tvmflow.tuning import space
 
     chosen, found = setting(cfg), []

@@ -19,7 +19,7 @@ from tvm import relax
 from tvmflow import config, frontend
 from tvmflow.graph.passes import fold_exactly
 from tvmflow.pipeline import plan
-from tvmflow.prepare import prepare, setting
+from tvmflow.pipeline.prepare import prepare, setting
 
 Nodes = list[tuple[str, list[str], list[str], dict[str, Any]]]
 Arrays = dict[str, np.ndarray]

@@ -10,11 +10,10 @@ import tvm
 from tvm import relax, te, topi
 
 from tvmflow.artifact import ALIGNMENT
-from tvmflow.graph import layouts
 from tvmflow.graph.passes import cancel_transposes, fold_exactly
 from tvmflow.kernels.rewrites import compare_exactly
 from tvmflow.kernels.schedules import default_schedule
-from tvmflow.pipeline import plan
+from tvmflow.pipeline import layouts, plan
 
 TARGET = {"kind": "llvm", "num-cores": 2}
 

@@ -17,7 +17,7 @@ from tvmflow.errors import ConfigError
 from tvmflow.graph.passes import fuse_kernels
 from tvmflow.kernels.schedules.default_schedule import RULE_ATTR
 from tvmflow.pipeline import plan
-from tvmflow.prepare import prepare, setting
+from tvmflow.pipeline.prepare import prepare, setting
 
 ROOT = Path(__file__).resolve().parents[2]
 LISTS = Path(__file__).parent / "kernels"

@@ -28,7 +28,7 @@ from tvm.s_tir import Schedule, TensorIntrin
 from tvm.s_tir.schedule import Trace
 from tvm.tirx import IntImm
 
-from tvmflow import config, prepare, process, tasks
+from tvmflow import config, process, tasks
 from tvmflow import target as targets
 from tvmflow.audit import sass
 from tvmflow.codegen import cubin, cuda, numerics, tuned
@@ -37,7 +37,7 @@ from tvmflow.database import Provenance, Reading, Record, pack
 from tvmflow.errors import CompileError, ConfigError, TargetError
 from tvmflow.kernels.schedules.default_schedule import RULE_ATTR
 from tvmflow.kernels.tf32 import intrinsics, schedule_tf32
-from tvmflow.pipeline import plan
+from tvmflow.pipeline import plan, prepare
 from tvmflow.tuning import search, space
 
 ROOT = Path(__file__).resolve().parents[2]

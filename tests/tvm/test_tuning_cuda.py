@@ -104,7 +104,7 @@ def tuned_without_a_gpu(model: str, database: str) -> None:
     from collections.abc import Sequence
 
     from tvmflow import config
-    from tvmflow.children import tuning
+    from tvmflow.tuning import child
     from tvmflow.tuning.measure import Measured, Measurer
     from tvmflow.tuning.worker import Job
 
@@ -117,13 +117,13 @@ def tuned_without_a_gpu(model: str, database: str) -> None:
         def measure(self, jobs: Sequence[Job], best_s: float | None, turns: int = 1) -> list[Measured]:
             return [Measured((len(job.module_json) * 1e-9,)) for job in jobs]
 
-    tuning._check_device = lambda cfg: None  # type: ignore[assignment]
-    tuning._measurer = lambda cfg, setting: Clock()  # type: ignore[assignment]
+    child._check_device = lambda cfg: None  # type: ignore[assignment]
+    child._measurer = lambda cfg, setting: Clock()  # type: ignore[assignment]
     overrides = [
         {"target": {"kind": "cuda", "arch": "sm_90"}},
         {"tuning": {"database": database, "trials_per_task": 32}},
     ]
-    (found,) = tuning.tune([config.of_model(model, overrides)], "*", (1, 1))
+    (found,) = child.tune([config.of_model(model, overrides)], "*", (1, 1))
     assert len(found.records) >= 2
 
 

@@ -16,14 +16,13 @@ from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 from tvm.script import relax as R  # noqa: N812 # TVMScript's own name
 
-from tvmflow import config, flow, prepare, tasks
-from tvmflow.children import kernel_check
+from tvmflow import config, flow, tasks
 from tvmflow.codegen import library, tuned
 from tvmflow.database import Provenance, Record, Store, pack
 from tvmflow.errors import CompileError, ConfigError, VerifyError
 from tvmflow.graph.passes.replace_operators import Replacement
 from tvmflow.host import host_features
-from tvmflow.pipeline import plan
+from tvmflow.pipeline import plan, prepare, user_kernel_check
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "kernels"
@@ -146,7 +145,7 @@ def checked(cfg: config.Config, mod: tvm.IRModule) -> tuple[str, ...]:
     _, found = replaced(cfg, mod)
     setting = prepare.setting(cfg)
     with setting.entered():
-        return kernel_check.notes(cfg, found, setting)
+        return user_kernel_check.notes(cfg, found, setting)
 
 
 def operators(mod: tvm.IRModule) -> list[str]:

@@ -19,8 +19,8 @@ from tvmflow import config, flow, tasks
 from tvmflow.config import NumericsSection, TargetSection
 from tvmflow.graph.passes import fold_exactly
 from tvmflow.graph.passes.winograd import shape_of
-from tvmflow.kernels.winograd import method
-from tvmflow.kernels.winograd.method import Shape
+from tvmflow.kernels.winograd import minimal_filtering
+from tvmflow.kernels.winograd.minimal_filtering import Shape
 from tvmflow.pipeline import plan
 from tvmflow.target import resolve, to_tvm
 
@@ -153,9 +153,9 @@ def test_any_size(
 @pytest.mark.parametrize("edge", [2, 4])
 def test_threads_that_share_the_filters(edge: int, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("LARGE_WEIGHTS", 0), ("FEW_TILES", 1 << 20), ("WORKING_SET", 1 << 16)):
-        monkeypatch.setattr(method, name, value)
+        monkeypatch.setattr(minimal_filtering, name, value)
     shape = Shape(1, 15, 13, 64, 96, (1, 1, 1, 1))
-    plan = method.plan(shape, edge, target())
+    plan = minimal_filtering.plan(shape, edge, target())
     mod = prepared(module(shape), edge=edge)
     assert plan.by_filters
     assert plan.block < shape.tiles(edge), "more than one block"
@@ -307,7 +307,7 @@ def test_weights_must_be_constants() -> None:
     ids=str,
 )
 def test_it_is_chosen_where_it_pays(shape: Shape, edge: int | None) -> None:
-    plan = method.best_plan(shape, target())
+    plan = minimal_filtering.best_plan(shape, target())
     assert (plan and plan.edge) == edge
 
 

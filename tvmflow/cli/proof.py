@@ -13,7 +13,7 @@ from tvmflow.cli.tables import progress, show_either
 from tvmflow.errors import DatabaseError, UsageError, VerifyError
 
 if TYPE_CHECKING:
-    from tvmflow.findings import Bisection
+    from tvmflow.diagnosis.findings import Bisection
 
 
 @click.command()
@@ -38,7 +38,8 @@ def verify(
     With --attribute the model is also built without passes and schedules, with them but with precise arithmetic, and
     so on; each build is held against the reference and against the one before it. It takes one build per stage.
     """
-    from tvmflow import config, flow, proof, report
+    from tvmflow import config, flow, report
+    from tvmflow.verification import judgement
 
     overrides = [config.parse_override(text) for text in sets]
     if verify_inputs is not None:
@@ -52,7 +53,7 @@ def verify(
             shown, plain = report.verdict(verdict), verdict.model_dump(mode="json")
     show_either(shown, plain, as_json)
     if not verdict.ok:
-        raise proof.wrong_values(verdict, str(artifact))
+        raise judgement.describe_wrong_values(verdict, str(artifact))
 
 
 @click.command()

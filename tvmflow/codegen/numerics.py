@@ -18,7 +18,7 @@ regardless, and its simplifier takes x - x and x * 0 for 0 and x != x for false,
 LLVM's afn cannot be set: TVM's target has no attribute for it.
 
 TF32 has no switch in any of these layers, because none of them makes use of it unasked: a float32 product
-stays one unless a kernel asks for TF32 by name. So `tf32` decides which schedules are allowed (kernels/tf32/intrinsics.py),
+stays one unless a kernel asks for TF32 by name. So `tf32` decides which schedules are allowed (kernels/tf32),
 nothing here.
 """
 

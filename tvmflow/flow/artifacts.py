@@ -9,32 +9,35 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tvmflow import artifact, bench, config, frontend, in_model, npz, process, proof, verify
+from tvmflow import artifact, bench, config, frontend, npz, process
 from tvmflow.audit import Audit
-from tvmflow.buckets import proof as bucket_proof
+from tvmflow.buckets import verification as bucket_verification
 from tvmflow.config import Config
+from tvmflow.diagnosis import attribution, bisection
+from tvmflow.diagnosis.findings import Attribution, Bisection
+from tvmflow.diagnosis.step_search import Subject
 from tvmflow.errors import ArtifactError, CompileError, ModelError, UsageError
-from tvmflow.findings import Attribution, Bisection
 from tvmflow.flow import compiling
 from tvmflow.manifest import Bundle, Described, Manifest, Verdict
-from tvmflow.proof import attribution, bisection
-from tvmflow.proof.step_search import Subject
+from tvmflow.tuning import in_model
+from tvmflow.verification import compare, judgement, reference, running
+from tvmflow.verification.running import OnEvent
 
 Feeds: TypeAlias = Mapping[str, np.ndarray]
 
 
-def verify_artifact(path: Path, model: Path | None, overrides: config.Overrides, on_event: proof.OnEvent) -> Verdict:
+def verify_artifact(path: Path, model: Path | None, overrides: config.Overrides, on_event: OnEvent) -> Verdict:
     """Holds an artifact's outputs against its model's; `model` is where that lies now, if it was moved."""
     with artifact.opened_any(path) as (folder, manifest):
         cfg = _config_of(manifest, model, overrides)
         if isinstance(manifest, Manifest):
-            return proof.verdict(cfg, folder, manifest, on_event)[0]
-        return bucket_proof.verdict(cfg, folder, manifest, bucket_proof.exact(cfg, folder, manifest, on_event))
+            return judgement.verify(cfg, folder, manifest, on_event)[0]
+        return bucket_verification.verify(
+            cfg, folder, manifest, bucket_verification.exact(cfg, folder, manifest, on_event)
+        )
 
 
-def attribute_artifact(
-    path: Path, model: Path | None, overrides: config.Overrides, on_event: proof.OnEvent
-) -> Attribution:
+def attribute_artifact(path: Path, model: Path | None, overrides: config.Overrides, on_event: OnEvent) -> Attribution:
     """Splits the difference between an artifact's outputs and its model's by who made it."""
     with artifact.opened(path) as (folder, manifest):
         cfg = _config_of(manifest, model, overrides)
@@ -42,7 +45,7 @@ def attribute_artifact(
 
 
 def bisect_artifact(
-    path: Path, model: Path | None, overrides: config.Overrides, out: Path, on_event: proof.OnEvent
+    path: Path, model: Path | None, overrides: config.Overrides, out: Path, on_event: OnEvent
 ) -> Bisection:
     """Finds what makes an artifact's values wrong; `out` is a folder for a reproducer."""
     with artifact.opened(path) as (folder, manifest):
@@ -50,7 +53,7 @@ def bisect_artifact(
         return bisection.bisect(Subject(cfg, folder, manifest), out, on_event)
 
 
-def bisect_config(cfg: Config, out: Path, on_event: proof.OnEvent) -> Bisection:
+def bisect_config(cfg: Config, out: Path, on_event: OnEvent) -> Bisection:
     """Finds what makes the values of a config's library wrong, or its tuning records ones that cannot be built."""
     unchecked = cfg.model_copy(update={"verify": cfg.verify.model_copy(update={"enabled": False})})
     options, failure = compiling.Options(on_event=on_event), ""
@@ -76,7 +79,7 @@ def run_artifact(
     """
     with artifact.opened_any(path) as (folder, manifest):
         feeds = npz.read(inputs) if isinstance(inputs, Path) else _drawn(manifest, inputs, sizes or {})
-        (results,) = proof.run(folder, manifest, [feeds], threads, ArtifactError)
+        (results,) = running.run(folder, manifest, [feeds], threads, ArtifactError)
     named = dict(zip((spec.name for spec in manifest.signature.outputs), results, strict=True))
     if outputs is not None:
         npz.write(outputs, named)
@@ -92,21 +95,21 @@ def audit_artifact(path: Path, timed: bool, model: Path | None) -> dict[str, Aud
         if timed:
             if manifest.target.kind == "cuda":
                 raise UsageError("--time measures kernels on a CPU, not on a GPU", "leave it out")
-            feeds = [proof.accepted(_first_seed(one, model), one) for _, one in libraries]
+            feeds = [reference.draw_accepted(_first_seed(one, model), one) for _, one in libraries]
             seconds = in_model.kernel_seconds(*zip((place for place, _ in libraries), feeds, strict=True))
         found, _ = process.call(
-            "tvmflow.children.running:audit_libraries",
+            "tvmflow.verification.child:audit_libraries",
             libraries,
             seconds,
             what="auditing the library",
             error=ArtifactError,
-            env=proof.RUN_ENV,
+            env=running.RUN_ENV,
         )
     return dict(zip((place.name if isinstance(manifest, Bundle) else "" for place, _ in libraries), found, strict=True))
 
 
 def bench_artifact(
-    path: Path, model: Path | None, threads: int | None, budget_s: float, on_event: proof.OnEvent
+    path: Path, model: Path | None, threads: int | None, budget_s: float, on_event: OnEvent
 ) -> dict[str, tuple[bench.Samples, ...]]:
     """Times an artifact beside ONNX Runtime or eager PyTorch: same inputs, same threads, in turns, in one process.
 
@@ -120,15 +123,15 @@ def bench_artifact(
             on_event(f"timing {name or one.name}")
             cfg = _first_seed(one, model)
             samples, _ = process.call(
-                "tvmflow.children.running:time_beside_peer",
+                "tvmflow.verification.child:time_beside_peer",
                 cfg,
                 place,
-                proof.accepted(cfg, one),
+                reference.draw_accepted(cfg, one),
                 threads,
                 budget_s / len(libraries),
                 what="timing the library",
                 error=ArtifactError,
-                env={} if frontend.is_torch(cfg) else proof.RUN_ENV,
+                env={} if frontend.is_torch(cfg) else running.RUN_ENV,
                 torch=frontend.is_torch(cfg),
             )
             measured[name] = tuple(samples)
@@ -148,7 +151,7 @@ def _drawn(manifest: Manifest | Bundle, seed: int, sizes: Mapping[str, int]) -> 
     smallest = manifest.buckets[0].dims if isinstance(manifest, Bundle) else {}
     stated = {name: (size,) for name, size in {**smallest, **sizes}.items()}
     section = section.model_copy(update={"dims": {**section.dims, **stated}})
-    return next(verify.candidates(manifest.signature, section, seed)).inputs
+    return next(compare.candidates(manifest.signature, section, seed)).inputs
 
 
 def _first_seed(manifest: Manifest, model: Path | None) -> Config:

@@ -11,12 +11,15 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from tvmflow import artifact, config, frontend, in_model, process, proof
+from tvmflow import artifact, config, frontend, process
 from tvmflow.buckets import bundling
-from tvmflow.buckets import proof as bucket_proof
+from tvmflow.buckets import verification as bucket_verification
 from tvmflow.config import Config
 from tvmflow.errors import OutputError
 from tvmflow.manifest import Bundle, Manifest, Signature, Stage, Verdict
+from tvmflow.tuning import in_model
+from tvmflow.verification import judgement, reference, running
+from tvmflow.verification.running import OnEvent
 
 Feeds: TypeAlias = Mapping[str, np.ndarray]
 AnyManifest = TypeVar("AnyManifest", Manifest, Bundle)
@@ -30,7 +33,7 @@ class Options:
     dump_ir: Path | None = None
     source: str = "CONFIG"
     """What the user calls the model, for messages that name a command."""
-    on_event: proof.OnEvent = field(default=lambda event: None)
+    on_event: OnEvent = field(default=lambda event: None)
 
 
 DEFAULTS = Options()
@@ -47,7 +50,7 @@ def compile_model(cfg: Config, out: Path, options: Options = DEFAULTS) -> Manife
             manifest, feeds = _with_verdict(cfg, folder, manifest, options)
         if feeds is not None or cfg.tuning.require_tuned is not None:
             options.on_event("timing the kernels")
-            feeds = proof.accepted(cfg, manifest) if feeds is None else feeds
+            feeds = reference.draw_accepted(cfg, manifest) if feeds is None else feeds
             (manifest,), _ = _with_shares(cfg, [(folder, manifest, feeds)], options.source)
         if cfg.verify.enabled or cfg.tuning.require_tuned is not None:
             artifact.write_manifest(folder, manifest)
@@ -57,7 +60,7 @@ def compile_model(cfg: Config, out: Path, options: Options = DEFAULTS) -> Manife
 def passes(cfg: Config) -> dict[str, list[tuple[str, str]]]:
     """The named passes of this config's pipeline, per phase, each with why it is there."""
     listing, _ = process.call(
-        "tvmflow.children.building:passes", cfg, what="listing the passes", torch=frontend.needs_torch(cfg)
+        "tvmflow.pipeline.building:passes", cfg, what="listing the passes", torch=frontend.needs_torch(cfg)
     )
     return dict(listing)
 
@@ -65,7 +68,7 @@ def passes(cfg: Config) -> dict[str, list[tuple[str, str]]]:
 def inspect_model(cfg: Config) -> tuple[Signature, tuple[str, ...]]:
     """Imports a model and says what goes in and out, and what was rewritten on the way."""
     (signature, notes), _ = process.call(
-        "tvmflow.children.building:inspect", cfg, what="importing the model", torch=frontend.needs_torch(cfg)
+        "tvmflow.pipeline.building:inspect", cfg, what="importing the model", torch=frontend.needs_torch(cfg)
     )
     return signature, notes
 
@@ -77,9 +80,9 @@ def build(cfg: Config, folder: Path, options: Options = DEFAULTS) -> Manifest:
             options.dump_ir.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
             raise OutputError(f"--dump-ir {options.dump_ir}: {exc.strerror}", "name a folder") from None
-    with proof.cuda_env(cfg.target.kind) as env:
+    with running.cuda_env(cfg.target.kind) as env:
         manifest, usage = process.call(
-            "tvmflow.children.building:build",
+            "tvmflow.pipeline.building:build",
             cfg,
             folder,
             options.dump_ir,
@@ -100,14 +103,14 @@ def _with_verdict(cfg: Config, folder: Path, manifest: Manifest, options: Option
     """
     started = time.monotonic()
     feeds: Feeds | None = None
-    if reason := proof.obstacle(manifest):
+    if reason := running.find_obstacle(manifest):
         manifest = _with_note(manifest, f"not run on its target: {reason}; `tvmflow verify` does it there")
         verdict = _verdict_of_twin(cfg, options)
     else:
-        verdict, accepted = proof.verdict(cfg, folder, manifest, options.on_event)
+        verdict, accepted = judgement.verify(cfg, folder, manifest, options.on_event)
         feeds = accepted if cfg.target.kind == "llvm" else None
     if not verdict.ok:
-        raise proof.wrong_values(verdict, options.source)
+        raise judgement.describe_wrong_values(verdict, options.source)
     stages = (*manifest.stages, Stage(name="verify", seconds=time.monotonic() - started))
     return manifest.model_copy(update={"verdict": verdict, "stages": stages}), feeds
 
@@ -115,7 +118,7 @@ def _with_verdict(cfg: Config, folder: Path, manifest: Manifest, options: Option
 def _compile_buckets(cfg: Config, folder: Path, options: Options) -> Bundle:
     """The artifact of a config with buckets, in `folder`."""
 
-    def build_one(one: Config, place: Path, on_event: proof.OnEvent) -> Manifest:
+    def build_one(one: Config, place: Path, on_event: OnEvent) -> Manifest:
         dump_ir = options.dump_ir / place.name if options.dump_ir else None
         return build(one, place, replace(options, dump_ir=dump_ir, on_event=on_event))
 
@@ -137,7 +140,7 @@ def _compile_buckets(cfg: Config, folder: Path, options: Options) -> Bundle:
 def _proved(cfg: Config, folder: Path, bundle: Bundle, options: Options) -> tuple[Bundle, Sequence[Feeds] | None]:
     """The bundle with its verdict and what padding does, and inputs for each bucket, where it runs on this CPU."""
     started = time.monotonic()
-    if reason := proof.obstacle(bundle):
+    if reason := running.find_obstacle(bundle):
         bundle = _with_note(bundle, f"not run on its target: {reason}; `tvmflow verify` does it there")
         with tempfile.TemporaryDirectory(prefix="tvmflow-") as name:
             twin = _compile_buckets(_twin(cfg), Path(name), Options(on_event=options.on_event))
@@ -145,14 +148,14 @@ def _proved(cfg: Config, folder: Path, bundle: Bundle, options: Options) -> tupl
             update={"verdict": _noted(twin.verdict), "padding": twin.padding, "agreement": twin.agreement}
         )
         return bundle, None
-    exact = bucket_proof.exact(cfg, folder, bundle, options.on_event)
-    bundle = bucket_proof.observed(cfg, folder, bundle, exact.fallback, options.on_event)
+    exact = bucket_verification.exact(cfg, folder, bundle, options.on_event)
+    bundle = bucket_verification.observed(cfg, folder, bundle, exact.fallback, options.on_event)
     artifact.write_manifest(folder, bundle)
     options.on_event("running requests of random sizes")
-    verdict = bucket_proof.verdict(cfg, folder, bundle, exact)
+    verdict = bucket_verification.verify(cfg, folder, bundle, exact)
     for found in filter(None, (verdict, bundle.agreement)):
         if not found.ok:
-            raise proof.wrong_values(found, options.source)
+            raise judgement.describe_wrong_values(found, options.source)
     stages = (*bundle.stages, Stage(name="verify", seconds=time.monotonic() - started))
     bundle = bundle.model_copy(update={"verdict": verdict, "stages": stages})
     return bundle, [feeds.inputs for feeds in exact.feeds] if cfg.target.kind == "llvm" else None
@@ -178,7 +181,7 @@ def _verdict_of_twin(cfg: Config, options: Options) -> Verdict:
     twin = _twin(cfg)
     with tempfile.TemporaryDirectory(prefix="tvmflow-") as name:
         manifest = build(twin, Path(name), Options(on_event=options.on_event))
-        verdict, _ = proof.verdict(twin, Path(name), manifest, options.on_event)
+        verdict, _ = judgement.verify(twin, Path(name), manifest, options.on_event)
     return _noted(verdict)
 
 

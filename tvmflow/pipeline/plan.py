@@ -39,7 +39,7 @@ from tvmflow.kernels.rewrites.start_from_infinity import StartFromInfinity
 from tvmflow.kernels.schedules.default_schedule import DefaultSchedule
 from tvmflow.kernels.schedules.share_layouts import ShareLayouts
 from tvmflow.kernels.tf32.schedule_tf32 import ScheduleTf32
-from tvmflow.kernels.winograd.method import Measured, unmeasured
+from tvmflow.kernels.winograd.minimal_filtering import Measured, unmeasured
 
 # Transposed convolutions stay as they are: TVM has no kernel for them in NHWC.
 CONV_LAYOUTS = {"relax.nn.conv2d": ["NHWC", "HWIO"], "relax.nn.conv2d_transpose": ["NCHW", "IOHW"]}

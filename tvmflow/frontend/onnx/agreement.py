@@ -14,8 +14,8 @@ import tvm_ffi
 from onnx import NodeProto
 from tvm import relax
 
-from tvmflow import run_time_check
 from tvmflow.frontend.sizes import Size, SizeArithmetic, is_size
+from tvmflow.graph import run_time_check
 
 BROADCASTS = frozenset(
     {

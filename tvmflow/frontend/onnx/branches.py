@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from onnx import NodeProto
 from tvm import relax, tirx
 
-from tvmflow import run_time_check
 from tvmflow.errors import UnsupportedError
 from tvmflow.frontend.onnx.graph import describe
+from tvmflow.graph import run_time_check
 
 
 def types_of(call: relax.Call, count: int) -> list[relax.Type]:

@@ -18,8 +18,8 @@ from tvm.relax import op
 from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvm.tirx import IntImm
 
-from tvmflow import run_time_check
 from tvmflow.errors import UnsupportedError
+from tvmflow.graph import run_time_check
 from tvmflow.graph.mutation import mutated
 
 DIVISIONS = ("relax.divide", "relax.floor_divide", "relax.mod", "relax.floor_mod")

@@ -15,8 +15,8 @@ from tvm.tirx import IntImm, PrimFunc
 from tvmflow.graph.mutation import mutated
 from tvmflow.kernels.schedules.axes import Registers, blocks_of
 from tvmflow.kernels.user import OPERATORS_ATTR
-from tvmflow.kernels.winograd import method, tir
-from tvmflow.kernels.winograd.method import Measured, Shape, unmeasured
+from tvmflow.kernels.winograd import minimal_filtering, tir
+from tvmflow.kernels.winograd.minimal_filtering import Measured, Shape, unmeasured
 
 SHAPE_ATTR = "tvmflow.shape"  # on the last block of a direct convolution that is to be found again after fusion
 
@@ -66,7 +66,7 @@ class _Mutator(PyExprMutator):  # type: ignore[misc] # TVM has no types
         shape, chosen = planned
         function = tir.function(shape, chosen, Registers.of(Target.current()).lanes)
         function = function.with_attr(OPERATORS_ATTR, "conv2d")
-        filters = relax.const(method.transformed(call.args[1].value.numpy(), chosen))
+        filters = relax.const(minimal_filtering.transformed(call.args[1].value.numpy(), chosen))
         return relax.call_tir(self.builder_.add_func(function, "winograd"), [call.args[0], filters], call.ty)
 
 
@@ -75,7 +75,7 @@ class _Marker(PyExprMutator):  # type: ignore[misc] # TVM has no types
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = super().visit_call_(call)
         shape = shape_of(call)
-        if shape is None or not method.fits(shape):
+        if shape is None or not minimal_filtering.fits(shape):
             return call
         legal = call.op.get_attr("FLegalize")(self.builder_, call)
         made = Schedule(tvm.IRModule({"main": self.builder_.get()[legal.args[0]]}), debug_mask="none")
@@ -98,7 +98,7 @@ def shapes(mod: tvm.IRModule) -> tuple[Shape, ...]:
     found: dict[Shape, None] = {}
 
     def visit(node: object) -> None:
-        if isinstance(node, relax.Call) and (shape := shape_of(node)) is not None and method.fits(shape):
+        if isinstance(node, relax.Call) and (shape := shape_of(node)) is not None and minimal_filtering.fits(shape):
             found[shape] = None
 
     for function in mod.functions.values():
@@ -107,10 +107,10 @@ def shapes(mod: tvm.IRModule) -> tuple[Shape, ...]:
     return tuple(found)
 
 
-def plan_of(call: relax.Call, measured: Measured = unmeasured) -> tuple[Shape, method.Plan] | None:
+def plan_of(call: relax.Call, measured: Measured = unmeasured) -> tuple[Shape, minimal_filtering.Plan] | None:
     """A convolution, and how Winograd's method would compute it on the current target; None where it does not pay."""
     shape = shape_of(call)
-    chosen = method.best_plan(shape, Target.current(), measured) if shape is not None else None
+    chosen = minimal_filtering.best_plan(shape, Target.current(), measured) if shape is not None else None
     return (shape, chosen) if shape is not None and chosen is not None else None
 
 

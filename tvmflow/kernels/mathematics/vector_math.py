@@ -20,7 +20,7 @@ from tvm.ir import Op
 
 from tvmflow.kernels.mathematics import elementary, trigonometry
 from tvmflow.kernels.mathematics.lanes import Expr, Scope, cast
-from tvmflow.kernels.rewrites.rewriting import PRIORITY, define
+from tvmflow.kernels.rewriting import PRIORITY, define
 
 FUNCTIONS: dict[str, Callable[..., Expr]] = {
     "exp": elementary.exp,

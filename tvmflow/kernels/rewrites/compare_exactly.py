@@ -7,7 +7,7 @@ comparisons are those of IEEE 754, and extremes are NaN where an operand is. Vec
 are bytes in LLVM code, of which `not` makes 0xFE: they become the results of comparisons with 0.
 
 Up to then kernels stay as they are, so that neither schedules nor tuning records depend on this. In CUDA, `!=` is right
-as it is, `not` has no form for vectors, and extremes are mended in what is printed of them (kernels/rewrites/cuda_nan.py).
+as it is, `not` has no form for vectors, and extremes are mended in what is printed of them (cuda_nan.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tvm.ir import Call, TensorLoad
 from tvm.tirx import EQ, GE, GT, LE, LT, NE, Cast, FloatImm, IntImm, Max, Min, Not, Select
 
 from tvmflow.kernels.mathematics.lanes import Expr, Scope
-from tvmflow.kernels.rewrites.rewriting import PRIORITY, define, each_kernel
+from tvmflow.kernels.rewriting import PRIORITY, define, each_kernel
 
 COMPARISONS = (EQ, NE, LT, LE, GT, GE)
 EXTREMES = (Max, Min)

@@ -20,7 +20,7 @@ from tvm.ir import TensorLoad
 from tvm.s_tir import SBlock, SBlockRealize
 from tvm.tirx import For, ForKind, IntImm, PrimFunc
 
-from tvmflow.kernels.rewrites.rewriting import each_kernel
+from tvmflow.kernels.rewriting import each_kernel
 
 SMALLEST_BYTES = 640 << 10  # of weights; fewer are in the cache already
 MAX_LINES = 32  # of one portion: more would keep loads waiting

@@ -17,7 +17,7 @@ from tvm.tirx import Add, Div, FloatImm, Mul, PrimFunc
 
 from tvmflow.kernels.mathematics import vector_math
 from tvmflow.kernels.mathematics.lanes import TABLE_SIZE, Expr
-from tvmflow.kernels.rewrites.rewriting import each_kernel
+from tvmflow.kernels.rewriting import each_kernel
 from tvmflow.kernels.schedules.axes import Registers
 
 

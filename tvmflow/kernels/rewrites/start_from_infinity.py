@@ -12,7 +12,7 @@ from tvm import tirx
 from tvm.ir import TensorLoad
 from tvm.tirx import Buffer, BufferStore, FloatImm, Max, Min, PrimFunc
 
-from tvmflow.kernels.rewrites.rewriting import each_kernel
+from tvmflow.kernels.rewriting import each_kernel
 
 PADDED = "pad_temp"  # TVM's buffer for the padded input of a pool
 

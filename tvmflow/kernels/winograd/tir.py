@@ -26,7 +26,7 @@ from tvm.tirx.script.builder import ir as tir
 from tvmflow.kernels.schedules.axes import blocks_of
 from tvmflow.kernels.schedules.default_schedule import RULE_ATTR
 from tvmflow.kernels.schedules.elementwise import schedule_elementwise
-from tvmflow.kernels.winograd.method import POINTS, Plan, Shape, even_polynomial, rule
+from tvmflow.kernels.winograd.minimal_filtering import POINTS, Plan, Shape, even_polynomial, rule
 
 PLAN_ATTR = "tvmflow.winograd"  # on the block that ends such a convolution: what its rule says of it
 OUT_ELEMENTWISE_FUSABLE = 4  # OpPatternKind.kOutEWiseFusable: what follows elementwise is fused into it

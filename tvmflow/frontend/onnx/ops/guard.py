@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from tvm import relax
 
-from tvmflow import run_time_check
 from tvmflow.frontend.onnx.ops.node import Node, dtype_of, scalar
 from tvmflow.frontend.sizes import Size
+from tvmflow.graph import run_time_check
 
 
 def in_range(node: Node, index: int, extents: Any) -> Any:

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tvmflow import npz, verify
-from tvmflow.children import building
+from tvmflow import npz
 from tvmflow.config import VerifySection
+from tvmflow.diagnosis.findings import KernelError
 from tvmflow.errors import last_line
-from tvmflow.findings import KernelError
+from tvmflow.pipeline import building, partial
+from tvmflow.pipeline.partial import SCHEDULES, Part
 from tvmflow.process import emit
-from tvmflow.proof import partial_build
-from tvmflow.proof.partial_build import SCHEDULES, Part
+from tvmflow.verification import compare
 
 if TYPE_CHECKING:
     from tvmflow.graph.passes.replace_operators import Replacement
@@ -123,9 +123,9 @@ def wrong_user_kernels(part: Part, folder: Path, feeds: Mapping[str, np.ndarray]
     Each is held against the operators that it replaces. Of several of one name and shape the likeliest is taken.
     """
     from tvmflow import runtime
-    from tvmflow.children.kernel_check import machine_of
+    from tvmflow.pipeline.user_kernel_check import machine_of
 
-    replaced, setting = partial_build.replacements(part)
+    replaced, setting = partial.replacements(part)
     distinct = list({id(one): one for one in replaced}.values())
     calls: list[tuple[list[Replacement], list[Any]]] = []
 
@@ -171,10 +171,10 @@ def _tensors(arrays: Sequence[np.ndarray]) -> list[Any]:
 
 def overview(whole: Part) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The names of a build's steps, and what is wrong with the tuning database's records for it, as TVM sees them."""
-    names = partial_build.steps(whole)
+    names = partial.steps(whole)
     if whole.cfg.tuning.database is None:
         return names, ()
-    mod, setting = partial_build.module(Part(whole.cfg, whole.layout, names.index(SCHEDULES)))
+    mod, setting = partial.module(Part(whole.cfg, whole.layout, names.index(SCHEDULES)))
     return names, building.with_records(whole.cfg, mod, setting.target).notes
 
 
@@ -184,7 +184,7 @@ def first_unbuildable(part: Part) -> tuple[str, str, str] | None:
 
     from tvmflow.kernels.schedules.default_schedule import RULE_ATTR
 
-    mod, setting = partial_build.module(part)
+    mod, setting = partial.module(part)
     tuned = {
         var.name_hint: function
         for var, function in mod.functions.items()
@@ -228,8 +228,8 @@ def _named(arguments: Sequence[Any]) -> dict[str, np.ndarray]:
 
 
 def _error_of(name: str, call: int, got: np.ndarray, want: np.ndarray, narrowest: str) -> KernelError:
-    rtol, atol = verify.tolerance(name, want, VerifySection(), narrowest)
-    verdict = verify.compare_output(name, got, want, (rtol, atol))
+    rtol, atol = compare.tolerance(name, want, VerifySection(), narrowest)
+    verdict = compare.compare_output(name, got, want, (rtol, atol))
     finite = np.abs(want[np.isfinite(want)].astype(np.float64))
     largest = float(finite.max(initial=0.0)) or 1.0
     return KernelError(

@@ -10,7 +10,7 @@ import numpy as np
 
 from tvmflow.config import VerifySection
 from tvmflow.manifest import OutputVerdict, Signature, TensorSpec
-from tvmflow.runtime.buckets import leaves_outputs
+from tvmflow.runtime.bucket_selection import leaves_outputs
 
 # rtol, and atol as a share of the output's largest finite magnitude, for outputs without a tolerance in the config.
 # tf32: float32 whose products are rounded to a significand of float16's length.

@@ -18,8 +18,8 @@ from tvmflow.process import emit
 
 if TYPE_CHECKING:
     from tvmflow.database import Comparison, Match, Miss, Record
-    from tvmflow.kernels.winograd.method import Shape
-    from tvmflow.prepare import Setting
+    from tvmflow.kernels.winograd.minimal_filtering import Shape
+    from tvmflow.pipeline.prepare import Setting
     from tvmflow.tasks import Task
     from tvmflow.tuning.measure import Measurer
 
@@ -85,8 +85,8 @@ def compare_methods(cfgs: Sequence[Config], again: bool) -> list[Compared]:
 
     What is known already stays unless `again`, or its direct kernel has another record now. Returns all of it.
     """
-    from tvmflow.children import methods
     from tvmflow.database import Store
+    from tvmflow.tuning import methods
 
     database = _database(cfgs)
     _check_device(cfgs[0])
@@ -178,7 +178,7 @@ def _extracted_all(cfgs: Sequence[Config]) -> tuple[tuple[Task, ...], Setting]:
 
 def _one_setting(cfgs: Sequence[Config]) -> Setting:
     """The setting of all configs; raises ConfigError where they have different ones."""
-    from tvmflow.prepare import setting
+    from tvmflow.pipeline.prepare import setting
 
     settings = [setting(cfg) for cfg in cfgs]
     if len({(one.target, cfg.numerics) for one, cfg in zip(settings, cfgs, strict=True)}) > 1:
@@ -202,7 +202,7 @@ def extracted(cfg: Config) -> tuple[tuple[Task, ...], Setting]:
 
     from tvmflow import tasks
     from tvmflow.codegen import library
-    from tvmflow.prepare import prepare, setting
+    from tvmflow.pipeline.prepare import prepare, setting
 
     chosen = setting(cfg)
     emit("graph")

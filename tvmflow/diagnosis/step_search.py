@@ -9,12 +9,15 @@ import math
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tvmflow import proof
 from tvmflow.config import Config
+from tvmflow.diagnosis import parts
+from tvmflow.diagnosis.findings import StepCheck
 from tvmflow.errors import CompileError, InputError, TvmflowError
-from tvmflow.findings import StepCheck
 from tvmflow.manifest import Manifest
-from tvmflow.proof.partial_build import RECORDS, REPLACEMENT, SCHEDULES, Part
+from tvmflow.pipeline.partial import RECORDS, REPLACEMENT, SCHEDULES, Part
+from tvmflow.verification import judgement, running
+from tvmflow.verification.reference import Truth
+from tvmflow.verification.running import OnEvent
 
 IMPORT = "import"
 
@@ -38,10 +41,10 @@ class Search:
     subject: Subject
     reason: str
     """What is wrong with the whole build."""
-    truth: proof.Truth
+    truth: Truth
     names: tuple[str, ...]
     work: Path
-    on_event: proof.OnEvent
+    on_event: OnEvent
     checks: list[StepCheck] = field(default_factory=list)
     built: dict[int, Manifest] = field(default_factory=dict)
 
@@ -97,7 +100,7 @@ class Search:
             return self.reason
         folder = self.folder(count)
         folder.mkdir()
-        self.built[count] = proof.build_part(self.part(count), folder, self.subject.manifest)
+        self.built[count] = parts.build_part(self.part(count), folder, self.subject.manifest)
         return wrong(self.subject.cfg, folder, self.built[count], self.truth)
 
     def part(self, count: int) -> Part:
@@ -114,11 +117,11 @@ class Search:
         return len(names) == 2 and names[0] == names[1]
 
 
-def wrong(cfg: Config, folder: Path, manifest: Manifest, truth: proof.Truth) -> str:
+def wrong(cfg: Config, folder: Path, manifest: Manifest, truth: Truth) -> str:
     """What is wrong with a library's values; "" if nothing. A crash is as wrong as a value."""
     try:
-        got = proof.run(folder, manifest, [feeds.inputs for feeds in truth.feeds], None, CompileError)
+        got = running.run(folder, manifest, [feeds.inputs for feeds in truth.feeds], None, CompileError)
     except (CompileError, InputError) as exc:
         return exc.message
-    outputs = proof.judged(cfg, manifest, truth, got).runs[0].outputs
+    outputs = judgement.judge(cfg, manifest, truth, got).runs[0].outputs
     return "; ".join(f"`{output.name}`: {output.reason}" for output in outputs if not output.ok)

@@ -130,9 +130,7 @@ def _until_death(
             (done if kind == "done" else refused)[indices[place]] = said[0]
 
     try:
-        process.call(
-            "tvmflow.children.database:each", function, items, what=what, error=DatabaseError, on_event=on_event
-        )
+        process.call("tvmflow.exchange.child:each", function, items, what=what, error=DatabaseError, on_event=on_event)
     except DatabaseError as exc:
         if not exc.crashed or not begun:
             raise

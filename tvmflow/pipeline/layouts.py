@@ -15,7 +15,7 @@ from tvmflow.graph import needless
 from tvmflow.graph.passes.cancel_transposes import axes_of
 from tvmflow.graph.passes.winograd import plan_of
 from tvmflow.kernels.schedules.axes import Registers
-from tvmflow.kernels.winograd.method import Measured
+from tvmflow.kernels.winograd.minimal_filtering import Measured
 from tvmflow.manifest import LayoutTransform
 from tvmflow.pipeline.plan import AfterStep, has_convolution, layout_steps, run, simplify_steps
 

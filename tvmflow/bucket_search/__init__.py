@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from tvmflow import artifact, config, flow, frontend, process, proof
-from tvmflow.children import call_costs
+from tvmflow import artifact, config, flow, frontend, process
+from tvmflow.bucket_search import call_costs, choice, observed, size_costs
+from tvmflow.bucket_search.choice import Proposal
+from tvmflow.bucket_search.observed import Observed
 from tvmflow.config import Config
 from tvmflow.errors import ArtifactError, ConfigError, UsageError
-from tvmflow.proposal import choice, observed, size_costs
-from tvmflow.proposal.choice import Proposal
-from tvmflow.proposal.observed import Observed
+from tvmflow.verification import reference, running
+from tvmflow.verification.running import OnEvent
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Found:
     basis: str
 
 
-def propose(cfg: Config, request: Request, on_event: proof.OnEvent) -> Found:
+def propose(cfg: Config, request: Request, on_event: OnEvent) -> Found:
     """The buckets for a config's model; nothing is written.
 
     Raises InputError for a file that does not hold sizes of the model's open dimensions, ConfigError for a model that
@@ -126,9 +127,9 @@ def _estimated(
     cfg: Config, dims: Sequence[str], wanted: Sequence[tuple[int, ...]], on_event: Callable[[str], None]
 ) -> Seconds:
     sizes = [dict(zip(dims, one, strict=True)) for one in wanted]
-    with proof.cuda_env(cfg.target.kind) as env:
+    with running.cuda_env(cfg.target.kind) as env:
         works, _ = process.call(
-            "tvmflow.children.call_costs:estimated",
+            "tvmflow.bucket_search.call_costs:estimated",
             cfg,
             sizes,
             what="estimating costs",
@@ -168,18 +169,18 @@ def _timed(cfg: Config, on_event: Callable[[str], None], place: str) -> float:
             "tuning": cfg.tuning.model_copy(update={"require_tuned": None}),
         }
     )
-    with tempfile.TemporaryDirectory(prefix="tvmflow-") as name, proof.cuda_env(cfg.target.kind) as env:
+    with tempfile.TemporaryDirectory(prefix="tvmflow-") as name, running.cuda_env(cfg.target.kind) as env:
         folder = Path(name) / "library"
         on_event(f"compiling {place}")
         flow.compile_model(unchecked, folder)
         on_event(f"timing {place}")
-        feeds = proof.accepted(unchecked, artifact.read_manifest(folder))
+        feeds = reference.draw_accepted(unchecked, artifact.read_manifest(folder))
         seconds, _ = process.call(
-            "tvmflow.children.call_costs:timed",
+            "tvmflow.bucket_search.call_costs:timed",
             folder,
             feeds,
             what=f"timing {place}",
             error=ArtifactError,
-            env=proof.RUN_ENV | env,
+            env=running.RUN_ENV | env,
         )
     return float(seconds)

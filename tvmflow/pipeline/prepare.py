@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     import tvm
 
     from tvmflow.frontend.model import Model
-    from tvmflow.graph.layouts import LayoutChoice
     from tvmflow.graph.passes.replace_operators import OnReplaced
-    from tvmflow.kernels.winograd.method import Measured, Shape
+    from tvmflow.kernels.winograd.minimal_filtering import Measured, Shape
+    from tvmflow.pipeline.layouts import LayoutChoice
     from tvmflow.pipeline.plan import AfterStep
     from tvmflow.target import Target
 
@@ -65,8 +65,7 @@ def prepare(
     `on_replaced` is called for each place where a user's kernel replaces operators. Raises BudgetError where the
     layout takes more transforms than the config allows, ConfigError where a user's kernel cannot be used.
     """
-    from tvmflow.graph import layouts
-    from tvmflow.pipeline import plan
+    from tvmflow.pipeline import layouts, plan
 
     opened = plan.run(model.mod, plan.opening_steps(cfg), after)
     known = measured(cfg)
@@ -85,7 +84,7 @@ def measured(cfg: Config) -> Measured:
     from tvmflow.database.comparison import EDGES
     from tvmflow.database.lookup import serving
     from tvmflow.host import host_features
-    from tvmflow.kernels.winograd.method import unmeasured
+    from tvmflow.kernels.winograd.minimal_filtering import unmeasured
 
     database = cfg.tuning.database
     if cfg.target.kind != "llvm" or cfg.numerics.winograd == "off" or database is None or not database.is_dir():

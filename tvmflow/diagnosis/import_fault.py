@@ -6,17 +6,19 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tvmflow import frontend, npz, process, proof, verify
+from tvmflow import frontend, npz, process
 from tvmflow.config import Config
+from tvmflow.diagnosis import parts, reproduction
 from tvmflow.errors import ReferenceRunError, UnsupportedError, VerifyError
 from tvmflow.manifest import Manifest
-from tvmflow.proof import reproduction
-from tvmflow.proof.partial_build import Part
+from tvmflow.pipeline.partial import Part
+from tvmflow.verification import compare, running
+from tvmflow.verification.reference import Truth
 
 NODE = "node.onnx"
 
 
-def locate(cfg: Config, whole: Manifest, truth: proof.Truth, out: Path) -> tuple[str, str] | None:
+def locate(cfg: Config, whole: Manifest, truth: Truth, out: Path) -> tuple[str, str] | None:
     """The node and what is wrong with its value on the truth's first inputs; None where each alone is right.
 
     The reproducer goes to `out`. Raises what the reference, the frontend and the build raise of a model of which every
@@ -31,15 +33,15 @@ def locate(cfg: Config, whole: Manifest, truth: proof.Truth, out: Path) -> tuple
         names = _call("tvmflow.frontend.onnx.probe:expose", cfg.model.path, probe)
         exposed = cfg.model_copy(update={"model": cfg.model.model_copy(update={"path": probe})})
         _, (want,) = _call("tvmflow.frontend:run_reference", exposed, [feeds])
-        signature, _ = _call("tvmflow.children.building:inspect", exposed)
-        built = proof.build_part(
+        signature, _ = _call("tvmflow.pipeline.building:inspect", exposed)
+        built = parts.build_part(
             Part(exposed, whole.layout.choice, 0), folder, whole.model_copy(update={"signature": signature})
         )
-        (got,) = proof.run(folder, built, [feeds], None, VerifyError)
+        (got,) = running.run(folder, built, [feeds], None, VerifyError)
     values = dict(zip(names, want, strict=True))
     for result, g, w in zip(names, got, want, strict=True):
-        tolerance = verify.tolerance(result, w, cfg.verify, whole.narrowest_float)
-        verdict = verify.compare_output(result, g, w, tolerance)
+        tolerance = compare.tolerance(result, w, cfg.verify, whole.narrowest_float)
+        verdict = compare.compare_output(result, g, w, tolerance)
         if not verdict.ok:
             return _written(cfg.model.path, result, {**values, **feeds}, out), f"`{result}`: {verdict.reason}"
     return None

@@ -8,15 +8,17 @@ from pathlib import Path
 
 import numpy as np
 
-from tvmflow import artifact, npz, process, proof, verify
-from tvmflow.buckets.children import Observed, drawn_for_padding
+from tvmflow import artifact, npz, process
+from tvmflow.buckets.padding import Observed, drawn_for_padding
 from tvmflow.config import Config
 from tvmflow.errors import InputError, VerifyError
 from tvmflow.manifest import Bundle, Padding, RunVerdict, Verdict
 from tvmflow.runtime import inputs
+from tvmflow.runtime.bucket_selection import Chooser, cut, leaves_outputs, output_sizes, shown
 from tvmflow.runtime.bucket_session import padded_to
-from tvmflow.runtime.buckets import Chooser, cut, leaves_outputs, output_sizes, shown
-from tvmflow.verify import Feeds
+from tvmflow.verification import compare, judgement, reference, running
+from tvmflow.verification.compare import Feeds
+from tvmflow.verification.running import OnEvent
 
 RANDOM_SIZES = 12  # requests of random sizes, against the reference
 
@@ -34,46 +36,47 @@ class Exact:
     fallback: tuple[int, int]
 
 
-def exact(cfg: Config, folder: Path, bundle: Bundle, on_event: proof.OnEvent) -> Exact:
+def exact(cfg: Config, folder: Path, bundle: Bundle, on_event: OnEvent) -> Exact:
     """Runs every bucket on its own sizes, once per seed, and compares with the reference."""
     on_event("running the reference")
-    ranges, seeds = verify.open_ranges(bundle.signature, cfg.verify), cfg.verify.seeds
+    ranges, seeds = compare.open_ranges(bundle.signature, cfg.verify), cfg.verify.seeds
     rows = [
         [
-            verify.drawn(bundle.signature, cfg.verify, bucket.dims, seed, fallback)
+            compare.drawn(bundle.signature, cfg.verify, bucket.dims, seed, fallback)
             for bucket in bundle.buckets
             for seed in seeds
         ]
         for fallback in ranges
     ]
-    truth = proof.first_accepted(cfg, rows)
+    truth = reference.run_first_accepted(cfg, rows)
     on_event("running the buckets")
-    got = proof.run(folder, bundle, [f.inputs for f in truth.feeds], None, VerifyError)
+    got = running.run(folder, bundle, [f.inputs for f in truth.feeds], None, VerifyError)
     signature, narrowest = bundle.signature, _narrowest(folder, bundle)
     runs = [
-        proof.compared(cfg, signature, narrowest, f, g, w) for f, g, w in zip(truth.feeds, got, truth.want, strict=True)
+        judgement.compare_run(cfg, signature, narrowest, f, g, w)
+        for f, g, w in zip(truth.feeds, got, truth.want, strict=True)
     ]
     fallback = next(limits for limits, row in zip(ranges, rows, strict=True) if row is truth.feeds)
     return Exact(tuple(runs), tuple(truth.feeds[:: len(seeds)]), truth.name, fallback)
 
 
-def observed(cfg: Config, folder: Path, bundle: Bundle, fallback: tuple[int, int], on_event: proof.OnEvent) -> Bundle:
+def observed(cfg: Config, folder: Path, bundle: Bundle, fallback: tuple[int, int], on_event: OnEvent) -> Bundle:
     """The bundle with what padding does within each bucket, and how far the same rows agree between buckets."""
     on_event("padding the buckets")
     seen, _ = process.call(
-        "tvmflow.buckets.children:observe",
+        "tvmflow.buckets.padding:observe",
         cfg,
         folder,
         fallback,
         what="padding the buckets",
         error=VerifyError,
-        env=proof.RUN_ENV,
+        env=running.RUN_ENV,
     )
     found: Observed = seen
     padding = _confirmed(cfg, folder, bundle.model_copy(update={"padding": found.padding}), fallback)
     smallest, narrowest = bundle.buckets[0].dims, _narrowest(folder, bundle)
     runs = [
-        proof.compared(cfg, bundle.signature, narrowest, feeds, got, found.smallest)
+        judgement.compare_run(cfg, bundle.signature, narrowest, feeds, got, found.smallest)
         for feeds, got in found.elsewhere
         if not any(padding[dim].kind == "mixes" and size != smallest[dim] for dim, size in feeds.dims.items())
     ]
@@ -81,7 +84,7 @@ def observed(cfg: Config, folder: Path, bundle: Bundle, fallback: tuple[int, int
     return bundle.model_copy(update={"padding": padding, "agreement": agreement})
 
 
-def verdict(cfg: Config, folder: Path, bundle: Bundle, found: Exact) -> Verdict:
+def verify(cfg: Config, folder: Path, bundle: Bundle, found: Exact) -> Verdict:
     """The verdict on every bucket's own sizes and on requests that are padded and split."""
     runs, refused = requests(cfg, folder, bundle, found.fallback)
     notes = [f"{found.reference} refuses {'; '.join(map(shown, refused))}, which buckets serve"] if refused else []
@@ -103,21 +106,21 @@ def _confirmed(cfg: Config, folder: Path, bundle: Bundle, fallback: tuple[int, i
         for sizes in [{**largest, dim: size}]
         if 0 < size < largest[dim] and leaves_outputs(bundle.signature, sizes)
     ]
-    truth = proof.each_accepted(cfg, [feeds for _, feeds in candidates])
+    truth = reference.run_each_accepted(cfg, [feeds for _, feeds in candidates])
     chosen = [(dim, feeds, want) for (dim, feeds), want in zip(candidates, truth, strict=True) if want is not None]
     if not chosen:
         return bundle.padding
     got, _ = process.call(
-        "tvmflow.buckets.children:run_in_last",
+        "tvmflow.buckets.padding:run_in_last",
         folder,
         [feeds.inputs for _, feeds, _ in chosen],
         what="padding the buckets",
         error=VerifyError,
-        env=proof.RUN_ENV,
+        env=running.RUN_ENV,
     )
     padding, narrowest = dict(bundle.padding), _narrowest(folder, bundle)
     for (dim, feeds, want), outputs in zip(chosen, got, strict=True):
-        run = proof.compared(cfg, bundle.signature, narrowest, feeds, outputs, want)
+        run = judgement.compare_run(cfg, bundle.signature, narrowest, feeds, outputs, want)
         if wrong := [out for out in run.outputs if not out.ok]:
             reason = f"padded, output `{wrong[0].name}` is not what the model gives for the tight inputs"
             padding[dim] = padding[dim].model_copy(update={"kind": "mixes", "reason": reason})
@@ -133,14 +136,14 @@ def requests(
     that the reference refuses too, which happens to models that only take multiples of a number.
     """
     random, given = list(_random(cfg, bundle, fallback)), list(_given(cfg, bundle))
-    truth = proof.each_accepted(cfg, [_of_reference(bundle, feeds) for feeds in random])
+    truth = reference.run_each_accepted(cfg, [_of_reference(bundle, feeds) for feeds in random])
     if given:
-        truth += proof.first_accepted(cfg, [[_of_reference(bundle, feeds) for feeds in given]]).want
+        truth += reference.run_first_accepted(cfg, [[_of_reference(bundle, feeds) for feeds in given]]).want
     chosen = [(feeds, want) for feeds, want in zip([*random, *given], truth, strict=True) if want is not None]
     sizes, narrowest = output_sizes(bundle.signature), _narrowest(folder, bundle)
-    got = proof.run(folder, bundle, [feeds.inputs for feeds, _ in chosen], None, VerifyError) if chosen else []
+    got = running.run(folder, bundle, [feeds.inputs for feeds, _ in chosen], None, VerifyError) if chosen else []
     runs = [
-        proof.compared(cfg, bundle.signature, narrowest, feeds, g, cut(want, sizes, feeds.dims))
+        judgement.compare_run(cfg, bundle.signature, narrowest, feeds, g, cut(want, sizes, feeds.dims))
         for (feeds, want), g in zip(chosen, got, strict=True)
     ]
     return runs, [feeds.dims for feeds, want in zip(random, truth, strict=False) if want is None]

@@ -12,12 +12,15 @@ from pathlib import Path
 
 import numpy as np
 
-from tvmflow import proof, verify
 from tvmflow.config import Config
+from tvmflow.diagnosis import parts
+from tvmflow.diagnosis.findings import Attribution, StageError
 from tvmflow.errors import VerifyError
-from tvmflow.findings import Attribution, StageError
 from tvmflow.manifest import Manifest, RunVerdict
-from tvmflow.proof.partial_build import FAST_MATH, TF32, WINOGRAD, Part
+from tvmflow.pipeline.partial import FAST_MATH, TF32, WINOGRAD, Part
+from tvmflow.verification import compare, judgement, reference, running
+from tvmflow.verification.reference import Truth
+from tvmflow.verification.running import OnEvent
 
 Outputs = Sequence[list[np.ndarray]]  # per run, per output
 
@@ -29,21 +32,21 @@ class _Stage:
     part: Part | None  # None is the artifact as it is
 
 
-def attribute(cfg: Config, folder: Path, manifest: Manifest, on_event: proof.OnEvent) -> Attribution:
+def attribute(cfg: Config, folder: Path, manifest: Manifest, on_event: OnEvent) -> Attribution:
     """Builds the model of the artifact in `folder` stage by stage and holds each build against the reference.
 
     Raises what building and running raise, and ArtifactError where the artifact cannot be run on this machine.
     """
-    proof.check_runs_here(manifest)
+    running.check_runs_here(manifest)
     on_event("running the reference")
-    truth = proof.reference(cfg, manifest)
+    truth = reference.run_reference(cfg, manifest)
     stages = _stages(cfg, manifest)
     rows: list[StageError] = []
     before: Outputs | None = None
     for number, stage in enumerate(stages, 1):
         on_event(f"{stage.name}: {number} of {len(stages)} builds")
         got = _outputs(stage, folder, manifest, truth)
-        verdict = proof.judged(cfg, manifest, truth, got)
+        verdict = judgement.judge(cfg, manifest, truth, got)
         rows += _rows(stage, verdict.runs, _changes(manifest, got, before))
         before = got
     return Attribution(verdict=verdict, stages={stage.name: stage.why for stage in stages}, rows=tuple(rows))
@@ -74,13 +77,13 @@ def _stages(cfg: Config, manifest: Manifest) -> list[_Stage]:
     return [*stages, _Stage(last or "artifact", why, None)]
 
 
-def _outputs(stage: _Stage, folder: Path, manifest: Manifest, truth: proof.Truth) -> Outputs:
+def _outputs(stage: _Stage, folder: Path, manifest: Manifest, truth: Truth) -> Outputs:
     feeds = [feeds.inputs for feeds in truth.feeds]
     if stage.part is None:
-        return proof.run(folder, manifest, feeds, None, VerifyError)
+        return running.run(folder, manifest, feeds, None, VerifyError)
     with tempfile.TemporaryDirectory(prefix="tvmflow-") as name:
-        built = proof.build_part(stage.part, Path(name), manifest)
-        return proof.run(Path(name), built, feeds, None, VerifyError)
+        built = parts.build_part(stage.part, Path(name), manifest)
+        return running.run(Path(name), built, feeds, None, VerifyError)
 
 
 def _changes(manifest: Manifest, got: Outputs, before: Outputs | None) -> list[list[float | None]] | None:
@@ -90,7 +93,7 @@ def _changes(manifest: Manifest, got: Outputs, before: Outputs | None) -> list[l
     names = [spec.name for spec in manifest.signature.outputs]
     return [
         [
-            verify.compare_output(name, now, then, (0.0, 0.0)).max_error
+            compare.compare_output(name, now, then, (0.0, 0.0)).max_error
             for name, now, then in zip(names, run, run_before, strict=True)
         ]
         for run, run_before in zip(got, before, strict=True)

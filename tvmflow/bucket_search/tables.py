@@ -6,8 +6,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tvmflow.proposal import Found, toml
-from tvmflow.proposal.choice import axes_of
+from tvmflow.bucket_search import Found, toml
+from tvmflow.bucket_search.choice import axes_of
 
 BAR = 24  # characters of the longest bar
 

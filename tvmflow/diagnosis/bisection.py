@@ -13,32 +13,35 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tvmflow import frontend, process, proof
+from tvmflow import frontend, process
+from tvmflow.diagnosis import import_fault, reproduction
+from tvmflow.diagnosis.child import ARGUMENTS, Running
+from tvmflow.diagnosis.findings import Bisection, Culprit, KernelError
+from tvmflow.diagnosis.step_search import IMPORT, Search, Subject, wrong
 from tvmflow.errors import ArtifactError, CompileError, TvmflowError
-from tvmflow.findings import Bisection, Culprit, KernelError
 from tvmflow.manifest import Kernel, Manifest
-from tvmflow.proof import import_fault, reproduction
-from tvmflow.proof.children import ARGUMENTS, Running
-from tvmflow.proof.partial_build import RECORDS, REPLACEMENT, Part
-from tvmflow.proof.step_search import IMPORT, Search, Subject, wrong
+from tvmflow.pipeline.partial import RECORDS, REPLACEMENT, Part
+from tvmflow.verification import judgement, reference, running
+from tvmflow.verification.reference import Truth
+from tvmflow.verification.running import OnEvent
 
 
-def bisect(subject: Subject, out: Path, on_event: proof.OnEvent) -> Bisection:
+def bisect(subject: Subject, out: Path, on_event: OnEvent) -> Bisection:
     """Holds the whole build against the reference and, where that is wrong, finds out why; `out` gets a reproducer.
 
     Raises what the reference and the frontend raise, never what a part of the build does, ArtifactError where the
     whole build cannot be run on this machine, and OutputError where `out` holds something else than a reproducer.
     """
-    proof.check_runs_here(subject.manifest)
+    running.check_runs_here(subject.manifest)
     reproduction.clear(out)
     on_event("running the reference")
-    truth = proof.reference(subject.cfg, subject.manifest)
+    truth = reference.run_reference(subject.cfg, subject.manifest)
     on_event("running the library")
     reason, truth = _first_wrong(subject, truth)
     names, unusable, checks, culprit = (), (), [], None
     if reason or subject.cfg.tuning.database is not None:
         on_event("listing the steps")
-        names, unusable = _with_compiler("children:overview", Part(subject.cfg, subject.manifest.layout.choice))
+        names, unusable = _with_compiler("child:overview", Part(subject.cfg, subject.manifest.layout.choice))
     if reason:
         with tempfile.TemporaryDirectory(prefix="tvmflow-") as work:
             search = Search(subject, reason, truth, names, Path(work), on_event)
@@ -54,7 +57,7 @@ def bisect(subject: Subject, out: Path, on_event: proof.OnEvent) -> Bisection:
     )
 
 
-def _first_wrong(subject: Subject, truth: proof.Truth) -> tuple[str, proof.Truth]:
+def _first_wrong(subject: Subject, truth: Truth) -> tuple[str, Truth]:
     """What is wrong with the whole build ("" if nothing), and the one run that shows it."""
     if subject.failure:
         return subject.failure, _run_of(truth, 0)
@@ -66,8 +69,8 @@ def _first_wrong(subject: Subject, truth: proof.Truth) -> tuple[str, proof.Truth
     return "", truth
 
 
-def _run_of(truth: proof.Truth, index: int) -> proof.Truth:
-    return proof.Truth([truth.feeds[index]], truth.name, [truth.want[index]])
+def _run_of(truth: Truth, index: int) -> Truth:
+    return Truth([truth.feeds[index]], truth.name, [truth.want[index]])
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,7 @@ class _Inquiry:
             search.on_event(f"building kernel {event.number} that has a record: {event.kernel}")
 
         try:
-            found = _with_compiler("children:first_unbuildable", search.part(count), on_event=heard)
+            found = _with_compiler("child:first_unbuildable", search.part(count), on_event=heard)
         except CompileError as exc:
             found = (running[-1].kernel, "a record", exc.message) if running else None
         if found is None:
@@ -172,7 +175,7 @@ class _Inquiry:
         narrowest, feeds = search.subject.manifest.narrowest_float, search.truth.feeds[0].inputs
         try:
             faulty = _with_compiler(
-                "children:wrong_user_kernels",
+                "child:wrong_user_kernels",
                 search.part(count),
                 search.folder(count),
                 feeds,
@@ -238,7 +241,7 @@ class _Inquiry:
     def _write_step(self, before: Path, after: Path, summary: str) -> None:
         subject, truth = self.search.subject, self.search.truth
         self.search.on_event(f"writing {self.out}")
-        run = proof.judged(subject.cfg, subject.manifest, truth, truth.want).runs[0]  # for its tolerances
+        run = judgement.judge(subject.cfg, subject.manifest, truth, truth.want).runs[0]  # for its tolerances
         libraries = {"before": before, "after": after}
         reproduction.write_step(libraries, subject.cfg, run, truth.feeds[0].inputs, summary, self.out)
 
@@ -249,9 +252,9 @@ def _fatal(kernel: str, call: int, reason: str) -> KernelError:
 
 def _with_compiler(function: str, part: Part, *args: Any, on_event: Callable[[Any], None] | None = None) -> Any:
     """The value of a function that builds a part."""
-    with proof.cuda_env(part.cfg.target.kind) as env:
+    with running.cuda_env(part.cfg.target.kind) as env:
         return process.call(
-            f"tvmflow.proof.{function}",
+            f"tvmflow.diagnosis.{function}",
             part,
             *args,
             what="bisecting",
@@ -265,13 +268,13 @@ def _with_libraries(
     function: str, manifest: Manifest, *args: Any, on_event: Callable[[Any], None] | None = None
 ) -> Any:
     """The value of a function that only runs libraries; raises ArtifactError where one of them crashes."""
-    with proof.cuda_env(manifest.target.kind) as env:
+    with running.cuda_env(manifest.target.kind) as env:
         return process.call(
-            f"tvmflow.proof.children:{function}",
+            f"tvmflow.diagnosis.child:{function}",
             *args,
             what="running the kernels",
             error=ArtifactError,
-            env=proof.RUN_ENV | env,
+            env=running.RUN_ENV | env,
             on_event=on_event,
         )[0]
 

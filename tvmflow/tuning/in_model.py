@@ -15,11 +15,12 @@ from pathlib import Path
 
 import numpy as np
 
-from tvmflow import process, proof
+from tvmflow import process
 from tvmflow.config import Config
 from tvmflow.database import Comparison, Record, Store
 from tvmflow.errors import ArtifactError, BudgetError
 from tvmflow.manifest import Kernel, Manifest
+from tvmflow.verification import reference, running
 
 WORTH = 0.98  # a record is kept if its kernels take at most this share of the default schedule's time
 TUNED_ENOUGH = 0.95  # of the time: no command is proposed
@@ -57,7 +58,7 @@ def settle(cfg: Config, found: Mapping[str, Sequence[Record]], build: Build) -> 
     for rank in range(ranks):
         chosen = [records[min(rank, len(records) - 1)] for records in found.values()]
         with _built(cfg, [*others, *chosen], comparisons, build) as (folder, manifest):
-            feeds = proof.accepted(cfg, manifest) if feeds is None else feeds
+            feeds = reference.draw_accepted(cfg, manifest) if feeds is None else feeds
             (taken,) = kernel_seconds((folder, feeds))
             times.append(_by_key(manifest, taken))
     kept_s, changed = sum(times[-1].values()), 0
@@ -76,11 +77,11 @@ def settle(cfg: Config, found: Mapping[str, Sequence[Record]], build: Build) -> 
 def kernel_seconds(*libraries: tuple[Path, Mapping[str, np.ndarray]]) -> list[dict[str, float]]:
     """Seconds of one run per kernel of each library, given by folder and inputs: all calls together, in the model."""
     seconds, _ = process.call(
-        "tvmflow.children.running:kernel_times",
+        "tvmflow.verification.child:kernel_times",
         libraries,
         what="timing the kernels",
         error=ArtifactError,
-        env=proof.RUN_ENV,
+        env=running.RUN_ENV,
     )
     return list(seconds)
 

@@ -84,7 +84,7 @@ def _work(cfg: Config) -> Work:
     from tvm.tirx import PrimFunc
 
     from tvmflow.codegen import library
-    from tvmflow.prepare import prepare, setting
+    from tvmflow.pipeline.prepare import prepare, setting
 
     chosen = setting(cfg)
     with chosen.entered():

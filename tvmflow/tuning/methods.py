@@ -19,14 +19,13 @@ from tvmflow.codegen import library, tuned
 from tvmflow.config import Config
 from tvmflow.database import Comparison, Reading
 from tvmflow.database.comparison import EDGES
-from tvmflow.graph import layouts
 from tvmflow.graph.passes.fuse_kernels import operators as operators_of
 from tvmflow.graph.passes.winograd import MarkDirect, Winograd, shapes, unmarked
 from tvmflow.host import host_features
 from tvmflow.kernels.schedules.default_schedule import RULE_ATTR
-from tvmflow.kernels.winograd import method
-from tvmflow.kernels.winograd.method import DIRECT, POINTS, Shape
-from tvmflow.pipeline import plan
+from tvmflow.kernels.winograd import minimal_filtering
+from tvmflow.kernels.winograd.minimal_filtering import DIRECT, POINTS, Shape
+from tvmflow.pipeline import layouts, plan
 from tvmflow.pipeline.plan import Step
 from tvmflow.tuning import space
 from tvmflow.tuning.measure import Measurer
@@ -35,7 +34,7 @@ from tvmflow.tuning.session import provenance
 
 if TYPE_CHECKING:
     from tvmflow.frontend.model import Model
-    from tvmflow.prepare import Setting
+    from tvmflow.pipeline.prepare import Setting
 
 TURNS = 5
 
@@ -103,7 +102,7 @@ def compare(
 
 def by_rule(shape: Shape, setting: Setting) -> str:
     """The method that is taken where nothing was measured."""
-    plan = method.best_plan(shape, setting.tvm_target)
+    plan = minimal_filtering.best_plan(shape, setting.tvm_target)
     return next(method for method, edge in EDGES.items() if edge == (plan.edge if plan else DIRECT))
 
 
@@ -144,9 +143,9 @@ def _kernels(
 
 
 def _rule(shape: Shape, edge: int, target: tvm.target.Target) -> str:
-    plan = method.best_plan(shape, target, lambda shape: edge)
+    plan = minimal_filtering.best_plan(shape, target, lambda shape: edge)
     assert plan is not None  # `shapes` are those that fit
-    return method.rule(plan, shape)
+    return minimal_filtering.rule(plan, shape)
 
 
 def _direct(function: PrimFunc, cfg: Config, setting: Setting, reading: Reading) -> tuple[PrimFunc, str]:

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from tvmflow import artifact, audit, config, frontend
 from tvmflow.artifact import CONSTANTS, LIBRARY
-from tvmflow.children import kernel_check
 from tvmflow.config import Config
 from tvmflow.errors import CompileError, ConfigError, OutputError, TvmflowError, last_line
 from tvmflow.manifest import Kernel, Layout, Manifest, Signature, Stage, TargetInfo
+from tvmflow.pipeline import user_kernel_check
 from tvmflow.process import emit
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
     from tvmflow.frontend.model import narrowest_float
     from tvmflow.graph.passes import fold_exactly
     from tvmflow.pipeline import plan
-    from tvmflow.prepare import prepare, setting
+    from tvmflow.pipeline.prepare import prepare, setting
 
     chosen = setting(cfg)
     target = chosen.target
@@ -53,7 +53,7 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
             stripped, weights = fold_exactly.externalise(packed)
             lowered = plan.run(stripped, plan.lower_steps(), log.after)
         with log.stage("user kernels"):
-            checked = kernel_check.notes(cfg, replaced, chosen)
+            checked = user_kernel_check.notes(cfg, replaced, chosen)
         with log.stage("code generation"):
             with evidence.launches() as started:
                 executable = library.write_library(lowered, chosen.tvm_target, linker, folder)

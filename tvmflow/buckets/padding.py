@@ -8,12 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
-from tvmflow import verify
 from tvmflow.config import Config, VerifySection
 from tvmflow.manifest import Bundle, Padding, TensorSpec
+from tvmflow.runtime.bucket_selection import Chooser, cut, dims_of, leaves_outputs, output_sizes, shown
 from tvmflow.runtime.bucket_session import BucketSession
-from tvmflow.runtime.buckets import Chooser, cut, dims_of, leaves_outputs, output_sizes, shown
-from tvmflow.verify import Feeds
+from tvmflow.verification import compare
+from tvmflow.verification.compare import Feeds
 
 Arrays = Mapping[str, np.ndarray]
 HUGE = 0.5  # of the largest finite number
@@ -66,7 +66,7 @@ def drawn_for_padding(
     bundle: Bundle, section: VerifySection, sizes: Mapping[str, int], seed: int, fallback: tuple[int, int]
 ) -> dict[str, np.ndarray]:
     """Inputs that are told from their padding: where the config states an input's value there, it holds another."""
-    arrays = dict(verify.drawn(bundle.signature, section, sizes, seed, fallback).inputs)
+    arrays = dict(compare.drawn(bundle.signature, section, sizes, seed, fallback).inputs)
     for spec in bundle.signature.inputs:
         if spec.name in bundle.pad:
             value, array = bundle.pad[spec.name], arrays[spec.name]
@@ -167,8 +167,8 @@ class _Trial:
         outputs = (self._session.run_list(feeds) for feeds in (moved, self._base))
         for spec, got, before in zip(self._signature.outputs, *outputs, strict=True):
             want = self._moved(spec, before)
-            tolerance = verify.tolerance(spec.name, want, self._section, narrowest)
-            if not verify.compare_output(spec.name, got, want, tolerance).ok:
+            tolerance = compare.tolerance(spec.name, want, self._section, narrowest)
+            if not compare.compare_output(spec.name, got, want, tolerance).ok:
                 return f"output `{spec.name}` changes with the place of a position"
         return ""
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from tvmflow import config, npz
 from tvmflow.config import Config
+from tvmflow.diagnosis import reproducers
+from tvmflow.diagnosis.findings import KernelError
 from tvmflow.errors import OutputError
-from tvmflow.findings import KernelError
 from tvmflow.manifest import RunVerdict
-from tvmflow.proof import partial_build, reproducers
-from tvmflow.proof.partial_build import VECTOR_MATH, Part
+from tvmflow.pipeline import partial
+from tvmflow.pipeline.partial import VECTOR_MATH, Part
 
 if TYPE_CHECKING:
     import tvm
@@ -40,12 +41,12 @@ def write_kernel(part: Part, error: KernelError, summary: str, out: Path) -> Non
     assert part.count is not None
     for name, count in (("good", part.count - 1), ("bad", part.count)):
         shorter = Part(part.cfg, part.layout, count)
-        mod, setting = partial_build.module(shorter)
+        mod, setting = partial.module(shorter)
         _write_module(mod, error.kernel, out / name)
         variants[name] = {
             "target": json.loads(str(setting.tvm_target)),
             "options": setting.pass_config,
-            "vector_math": VECTOR_MATH in partial_build.steps(shorter),
+            "vector_math": VECTOR_MATH in partial.steps(shorter),
         }
     write_case(out, "kernel", {"summary": summary, "rtol": error.rtol, "atol": error.atol, "variants": variants})
 

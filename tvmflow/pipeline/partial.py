@@ -15,16 +15,16 @@ from typing import TYPE_CHECKING
 
 from tvmflow import artifact, frontend
 from tvmflow.artifact import CONSTANTS, LIBRARY
-from tvmflow.children import building
 from tvmflow.config import Config, TargetSection
 from tvmflow.manifest import Manifest
+from tvmflow.pipeline import building
 
 if TYPE_CHECKING:
     import tvm
 
     from tvmflow.graph.passes.replace_operators import OnReplaced, Replacement
     from tvmflow.pipeline.plan import Step
-    from tvmflow.prepare import Setting
+    from tvmflow.pipeline.prepare import Setting
 
 WINOGRAD = ("Winograd", "ScheduleWinograd")
 VECTOR_MATH, SCHEDULES, RECORDS = "VectorMath", "DefaultSchedule", "TuningRecords"
@@ -88,7 +88,7 @@ def _scheduled(part: Part) -> Iterator[tuple[tvm.IRModule, Setting, frozenset[st
 
     from tvmflow.kernels.mathematics import vector_math
     from tvmflow.pipeline import plan
-    from tvmflow.prepare import setting
+    from tvmflow.pipeline.prepare import setting
 
     graph, taken = _taken(part)
     model, cfg = frontend.load(part.cfg), _effective(part.cfg, taken)
@@ -127,7 +127,7 @@ def _effective(cfg: Config, taken: frozenset[str]) -> Config:
 
 def replacements(part: Part) -> tuple[list[Replacement], Setting]:
     """The places where the part's last step puts kernels of the user's, and what they are built for."""
-    from tvmflow.prepare import setting
+    from tvmflow.pipeline.prepare import setting
 
     found: list[Replacement] = []
     steps_ = _graph_steps(part.cfg, part.layout, found.append)[: part.count]
@@ -140,7 +140,7 @@ def replacements(part: Part) -> tuple[list[Replacement], Setting]:
 
 def _graph_steps(cfg: Config, layout: str, on_replaced: OnReplaced = lambda replacement: None) -> tuple[Step, ...]:
     from tvmflow.pipeline import plan
-    from tvmflow.prepare import measured
+    from tvmflow.pipeline.prepare import measured
 
     return (
         *plan.opening_steps(cfg),

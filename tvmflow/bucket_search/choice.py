@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tvmflow.proposal import search
-from tvmflow.proposal.observed import Observed
-from tvmflow.proposal.search import Grid, SizeFunction, elements_of, ranks
+from tvmflow.bucket_search import search
+from tvmflow.bucket_search.observed import Observed
+from tvmflow.bucket_search.search import Grid, SizeFunction, elements_of, ranks
 
 
 @dataclass(frozen=True)

@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tvmflow import verify
 from tvmflow.config import Config, VerifySection
 from tvmflow.errors import CompileError, VerifyError, last_line
 from tvmflow.manifest import Signature, TensorSpec
 from tvmflow.process import emit
+from tvmflow.verification import compare
 
 if TYPE_CHECKING:
     import tvm
 
     from tvmflow.graph.passes.replace_operators import Replacement
     from tvmflow.kernels.user import Call
-    from tvmflow.prepare import Setting
+    from tvmflow.pipeline.prepare import Setting
 
 INDEX_DTYPES = ("int32", "int64", "uint32", "uint64")
 
@@ -77,8 +77,8 @@ def _largest_error(replacement: Replacement, target: tvm.target.Target, section:
     for seed in section.seeds:
         arrays = [tvm.runtime.tensor(array, device) for array in _inputs(replacement.call, section, seed)]
         want, got = (machine[name](*arrays).numpy() for name in ("reference", "kernel"))
-        tolerances = verify.tolerance(str(replacement.kernel), want, section, narrowest)
-        verdict = verify.compare_output(str(replacement.kernel), got, want, tolerances)
+        tolerances = compare.tolerance(str(replacement.kernel), want, section, narrowest)
+        verdict = compare.compare_output(str(replacement.kernel), got, want, tolerances)
         if not verdict.ok:
             raise VerifyError(
                 f"{replacement.kernel} is wrong for {replacement.call}, seed {seed}: {verdict.reason}; "
@@ -136,5 +136,5 @@ def _inputs(call: Call, section: VerifySection, seed: int) -> list[np.ndarray]:
         for position, tensor in enumerate(call.args)
     )
     plain = VerifySection(seeds=section.seeds)
-    feeds = next(verify.candidates(Signature(inputs=specs, outputs=()), plain, seed))
+    feeds = next(compare.candidates(Signature(inputs=specs, outputs=()), plain, seed))
     return [feeds.inputs[spec.name] for spec in specs]

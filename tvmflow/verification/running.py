@@ -1,0 +1,73 @@
+"""Runs libraries in processes of their own, and says where they cannot be run."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from tvmflow import artifact, host, process
+from tvmflow.errors import ArtifactError, TvmflowError
+from tvmflow.manifest import Described
+
+OnEvent = Callable[[str], None]
+RUN_ENV = {"TVM_USE_RUNTIME_LIB": "1"}  # a process that only runs a library needs no compiler
+
+
+@contextmanager
+def cuda_env(kind: str) -> Iterator[dict[str, str]]:
+    """The variables with which TVM's CUDA run time loads in a child, with or without a driver."""
+    if kind != "cuda":
+        yield {}
+        return
+    from tvmflow.codegen import cuda
+
+    with tempfile.TemporaryDirectory(prefix="tvmflow-") as stub:
+        yield cuda.loader_env(Path(stub))
+
+
+def find_obstacle(manifest: Described) -> str:
+    """Why a library cannot be run on this machine; empty where it can."""
+    if manifest.target.kind == "cuda":
+        from tvmflow.codegen import cuda
+
+        return "" if cuda.detect_arch() else "no GPU is here"
+    try:
+        artifact.check_machine(manifest, host.host_features(), {})
+    except ArtifactError as exc:
+        return exc.message
+    return ""
+
+
+def check_runs_here(manifest: Described) -> None:
+    """Raises ArtifactError where the library cannot be run on this machine, before anything is built for that."""
+    if reason := find_obstacle(manifest):
+        raise ArtifactError(
+            f"{manifest.name} was built for {manifest.target.arch or manifest.target.mcpu} and cannot be run here, so "
+            f"its values cannot be looked into: {reason}",
+            "do it on a machine that can run it; a build for this CPU (--target llvm) shows what is wrong with the "
+            "import and the graph",
+        )
+
+
+def run(
+    folder: Path,
+    manifest: Described,
+    feeds: Sequence[Mapping[str, np.ndarray]],
+    threads: int | None,
+    error: type[TvmflowError],
+) -> list[list[np.ndarray]]:
+    with cuda_env(manifest.target.kind) as env:
+        results, _ = process.call(
+            "tvmflow.verification.child:run",
+            folder,
+            feeds,
+            threads,
+            what="running the library",
+            error=error,
+            env=RUN_ENV | env,
+        )
+    return list(results)
