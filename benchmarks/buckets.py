@@ -25,10 +25,11 @@ import serving
 from overhead import peer_of
 
 import tvmflow
-from tvmflow import artifact, bench, config, flow, verify
+from tvmflow import artifact, bench, config, flow
 from tvmflow.host import cpu_name
 from tvmflow.manifest import Bundle
-from tvmflow.runtime.buckets import Chooser
+from tvmflow.runtime.bucket_selection import Chooser
+from tvmflow.verification import compare
 
 ROOT = Path(__file__).resolve().parents[1]
 CONFIG, MODEL = ROOT / "configs" / "minilm_l6_buckets.toml", ROOT / ".cache" / "models" / "onnx" / "minilm_l6.onnx"
@@ -129,8 +130,8 @@ def memory(arguments: argparse.Namespace) -> None:
     faults = [0] * CALLERS
     for outputs, peers in zip(first, wanted, strict=True):
         for spec, got, want in zip(session.signature.outputs, outputs, peers, strict=True):
-            tolerances = verify.tolerance(spec.name, want, config.VerifySection(), narrowest)
-            faults[0] += not verify.compare_output(spec.name, got, want, tolerances).ok
+            tolerances = compare.tolerance(spec.name, want, config.VerifySection(), narrowest)
+            faults[0] += not compare.compare_output(spec.name, got, want, tolerances).ok
     print(f"outputs that are not ONNX Runtime's within the default tolerance: {sum(faults)}")
     each = max(1, BETWEEN // CALLERS)
 

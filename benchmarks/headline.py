@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from tvmflow import config, flow, frontend, proof, runtime
-from tvmflow.children import running
 from tvmflow.host import cpu_name
+from tvmflow.verification import child
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = (
@@ -78,8 +78,8 @@ def time_model(artifact: Path, stock: bool) -> None:
     manifest = runtime.load(artifact).manifest
     cfg = config.from_dict(manifest.config, [{"verify": {"seeds": [0]}}], source=str(artifact))
     feeds = proof.accepted(cfg, manifest)
-    ours, peer = running.time_beside_peer(cfg, artifact, feeds, manifest.target.threads, SECONDS)
-    (kernels,) = running.kernel_times([(artifact, feeds)])
+    ours, peer = child.time_beside_peer(cfg, artifact, feeds, manifest.target.threads, SECONDS)
+    (kernels,) = child.kernel_times([(artifact, feeds)])
     tuned = sum(kernels.get(kernel.name, 0.0) for kernel in manifest.kernels if kernel.origin == "tuned")
     slowest = sorted(((kernels.get(k.name, 0.0), k.name) for k in manifest.kernels), reverse=True)[:3]
     print(

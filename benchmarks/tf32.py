@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tvmflow.build import cuda
+from tvmflow.codegen import cuda
 
 # Rows, columns and depth of matrix products; height = width, channels in and out of 3 x 3 convolutions.
 MATMULS = ((1024, 1024, 1024), (4096, 4096, 4096), (128, 384, 384), (128, 1536, 384), (3136, 64, 576))
@@ -50,9 +50,9 @@ def ours(arrays: list[np.ndarray], arch: str, tf32: bool) -> tuple[float, np.nda
     from tvm import te, topi
 
     from tvmflow import target as targets
-    from tvmflow.build import candidates, numerics
+    from tvmflow.codegen import candidates, numerics
     from tvmflow.config import NumericsSection, TargetSection
-    from tvmflow.graph import passes
+    from tvmflow.pipeline import plan
     from tvmflow.tuning import evaluator
 
     section = NumericsSection(tf32=tf32)
@@ -61,7 +61,7 @@ def ours(arrays: list[np.ndarray], arch: str, tf32: bool) -> tuple[float, np.nda
     y = topi.matmul(x, w) if arrays[0].ndim == 2 else topi.nn.conv2d_nhwc(x, w, 1, 1, 1, "float32")
     mod = tvm.IRModule({"main": te.create_prim_func([x, w, y]).with_attr("global_symbol", "main")})
     with target, candidates.cuda_step(arch, section):
-        mod = passes.run(mod, passes.schedule_steps("cuda", tf32), lambda *step: None)
+        mod = plan.run(mod, plan.schedule_steps("cuda", tf32), lambda *step: None)
         built = tvm.compile(mod, target).jit()
     device = tvm.cuda(0)
     empty = np.zeros([int(size) for size in y.shape], "float32")

@@ -16,9 +16,9 @@ from pathlib import Path
 import tvm
 
 from tvmflow import config
-from tvmflow.children import tuning
 from tvmflow.database import Record, Store
 from tvmflow.tasks import Task
+from tvmflow.tuning import child
 from tvmflow.tuning.measure import Measurer
 from tvmflow.tuning.session import Limits, Session
 
@@ -47,7 +47,7 @@ def until(found: list[tuple[int, float]], goal: float) -> int | None:
 def main() -> None:
     trials, count = (int(text) for text in [*sys.argv[1:], *["128", "8"][len(sys.argv) - 1 :]])
     cfg = config.load(ROOT / "configs" / "ppocr_rec.toml", [SETTINGS])
-    tasks, setting = tuning.extracted(cfg)
+    tasks, setting = child.extracted(cfg)
     records = list(Store(ROOT / "tuning_db").read().by_key.values())
     new = [task for task in tasks if task.key not in {record.key for record in records}][:count]
     target = setting.tvm_target

@@ -24,9 +24,10 @@ from tvm import te, tirx  # noqa: E402
 from tvm.s_tir import Schedule  # noqa: E402
 
 from tvmflow import bench  # noqa: E402
-from tvmflow.build import numerics  # noqa: E402
+from tvmflow.codegen import numerics  # noqa: E402
 from tvmflow.config import NumericsSection, TargetSection  # noqa: E402
-from tvmflow.kernels import gelu, vector_math  # noqa: E402
+from tvmflow.kernels.mathematics import vector_math  # noqa: E402
+from tvmflow.kernels.rewrites import recognise_gelu  # noqa: E402
 
 Pass = Callable[[tvm.IRModule, tvm.target.Target], tvm.IRModule]
 SIZE, LANES, BUDGET_S = 196_608, 16, 0.6
@@ -69,7 +70,7 @@ def main() -> None:
     print("| function | TVM us | vector code us | ratio |\n|---|---|---|---|")
     for name, old in before.items():
         arrays = [tvm.runtime.tensor(array) for array in inputs(name)]
-        kernels = {"before": old, "after": build(name, target, [gelu.recognised])["main"]}
+        kernels = {"before": old, "after": build(name, target, [recognise_gelu.recognised])["main"]}
         calls = {key: functools.partial(kernel, *arrays) for key, kernel in kernels.items() if kernel is not None}
         us = {samples.name: samples.median_s * 1e6 for samples in bench.interleave(calls, BUDGET_S)}
         cells = (f"{us['before']:.0f}", f"{us['before'] / us['after']:.0f}") if old else ("does not build", "")

@@ -94,7 +94,7 @@ def _linker() -> Finding:
 
 
 def _cuda() -> list[Finding]:
-    from tvmflow.build import cuda
+    from tvmflow.codegen import cuda
 
     try:
         found = cuda.compiler()

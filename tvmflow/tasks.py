@@ -28,8 +28,9 @@ from tvm.tirx import FloatImm, IntImm, PrimFunc
 from tvmflow.config import NumericsSection
 from tvmflow.database.comparison import Convolution
 from tvmflow.database.keys import KeyParts
-from tvmflow.kernels import repacking, tf32
-from tvmflow.kernels.winograd import Shape
+from tvmflow.kernels.schedules import repacking
+from tvmflow.kernels.tf32 import intrinsics
+from tvmflow.kernels.winograd.minimal_filtering import Shape
 from tvmflow.target import Target
 
 PREPARATION = 1  # raised whenever the graph stage or `canonical` changes what reaches tuning
@@ -131,8 +132,8 @@ def canonical(function: PrimFunc) -> tuple[tvm.IRModule, str]:
 def replay(mod: tvm.IRModule, trace: JsonValue) -> Schedule | None:
     """The schedule that a record's trace makes of its workload; None where it no longer applies."""
     schedule = Schedule(mod, debug_mask="none")
-    if tf32.is_used(trace):
-        tf32.register()
+    if intrinsics.is_used(trace):
+        intrinsics.register()
     try:
         Trace.apply_json_to_schedule(trace, schedule)
     except REPLAY_ERRORS:

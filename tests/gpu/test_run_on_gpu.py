@@ -14,7 +14,7 @@ import tvm_ffi
 from onnx import TensorProto, helper, numpy_helper
 
 import tvmflow
-from tvmflow.build import cuda
+from tvmflow.codegen import cuda
 
 ARCH = cuda.detect_arch()
 pytestmark = pytest.mark.skipif(ARCH is None, reason="no GPU is here")

@@ -14,7 +14,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tvmflow import config
-from tvmflow.build import cuda
+from tvmflow.codegen import cuda
 
 ARCH = cuda.detect_arch()
 pytestmark = [

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tvmflow.build import cuda
+from tvmflow.codegen import cuda
 from tvmflow.database import Store
 
 ARCH = cuda.detect_arch()

@@ -119,7 +119,7 @@ def tvms_own_cuda_step(*_args: object) -> Iterator[None]:
     import tvm_ffi
     from tvm.support import nvcc
 
-    from tvmflow.build import cuda
+    from tvmflow.codegen import cuda
 
     name = "tvm_callback_cuda_compile"
     os.environ["PATH"] = f"{cuda.tool('nvcc').parent}{os.pathsep}{os.environ['PATH']}"
@@ -135,16 +135,16 @@ def tvms_own_cuda_step(*_args: object) -> Iterator[None]:
 def planted(name: str, folder: Path) -> contextlib.AbstractContextManager[object]:
     """What is changed behind the config's back while a library is built."""
     if name == "TVM's CUDA step":
-        return mock.patch("tvmflow.build.cuda.compile_step", tvms_own_cuda_step)
+        return mock.patch("tvmflow.codegen.cuda.compile_step", tvms_own_cuda_step)
     if name == "PassContext":
-        return mock.patch("tvmflow.build.numerics.pass_config", return_value={"tirx.enable_fast_math": True})
+        return mock.patch("tvmflow.codegen.numerics.pass_config", return_value={"tirx.enable_fast_math": True})
     if name == "target":
-        return mock.patch("tvmflow.build.numerics.llvm_attributes", return_value={"fast-math": True})
+        return mock.patch("tvmflow.codegen.numerics.llvm_attributes", return_value={"fast-math": True})
     if name == "linker":
         (folder / "flushing.c").write_text(FLUSHING)
-        return mock.patch("tvmflow.build.library.linker", return_value={"options": [str(folder / "flushing.c")]})
+        return mock.patch("tvmflow.codegen.library.linker", return_value={"options": [str(folder / "flushing.c")]})
     if name == "no schedules":
-        return mock.patch("tvmflow.graph.passes.schedule_steps", return_value=())
+        return mock.patch("tvmflow.pipeline.plan.schedule_steps", return_value=())
     return contextlib.nullcontext()
 
 
@@ -154,8 +154,8 @@ def build(model_file: Path, folder: Path, plant: str, overrides: dict[str, Any],
     `kept` leaves the artifact although it fails that check.
     """
     from tvmflow import artifact, config
-    from tvmflow.children import building
     from tvmflow.errors import NumericsError
+    from tvmflow.pipeline import building
 
     cfg = config.of_model(str(model_file), [{"verify": {"enabled": False}}, overrides])
     folder.mkdir(parents=True, exist_ok=True)
@@ -181,9 +181,9 @@ def partitioned(model_file: Path, folder: Path) -> None:
     from tvm.relax.dpl import is_op, wildcard
 
     from tvmflow import artifact, config, frontend
-    from tvmflow.build import library
-    from tvmflow.graph import passes
-    from tvmflow.prepare import setting
+    from tvmflow.codegen import library
+    from tvmflow.pipeline import plan
+    from tvmflow.pipeline.prepare import setting
 
     build(model_file, folder, "", {})
 
@@ -198,13 +198,13 @@ def partitioned(model_file: Path, folder: Path) -> None:
     cfg = config.of_model(str(model_file))
     chosen = setting(cfg)
     pattern = [("elsewhere.matmul", is_op("relax.matmul")(wildcard(), wildcard()))]
-    with chosen.entered(), mock.patch("tvmflow.build.library._check_external"):
+    with chosen.entered(), mock.patch("tvmflow.codegen.library._check_external"):
         mod = frontend.load(cfg).mod
         mod = transform.FuseOpsByPattern(pattern, bind_constants=False, annotate_codegen=True)(mod)
         mod = transform.RunCodegen()(mod)
-        steps = (*passes.fuse_steps("llvm", False), *passes.schedule_steps("llvm", False))
-        scheduled = passes.run(mod, steps, lambda *_: None)
-        lowered = passes.run(scheduled, passes.lower_steps(), lambda *_: None)
+        steps = (*plan.fuse_steps("llvm", False), *plan.schedule_steps("llvm", False))
+        scheduled = plan.run(mod, steps, lambda *_: None)
+        lowered = plan.run(scheduled, plan.lower_steps(), lambda *_: None)
         library.write_library(lowered, chosen.tvm_target, {}, folder)
         kernels = library.contents(scheduled, lowered).kernels
     manifest = artifact.read_manifest(folder)

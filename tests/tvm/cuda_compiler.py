@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tvmflow.build import cuda
+from tvmflow.codegen import cuda
 from tvmflow.errors import SetupError
 
 

@@ -13,7 +13,7 @@ import tvm
 from onnx import helper, numpy_helper
 from tvm import relax
 
-from tvmflow.frontend.onnx import load
+from tvmflow.frontend.onnx.loading import load
 
 Arrays = Mapping[str, Any]
 

@@ -14,7 +14,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from planted_faults import plant
 
-from tvmflow import config, flow, runtime, verify
+from tvmflow import config, flow, runtime
+from tvmflow.verification import compare
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +78,7 @@ def test_every_stage_of_every_output(artifact: Path) -> None:
     session, reference = runtime.load(artifact), onnxruntime.InferenceSession(artifact.parent / "net.onnx")
     worst = 0.0
     for seed in (0, 1):
-        feeds = next(verify.candidates(session.signature, config.VerifySection(), seed)).inputs
+        feeds = next(compare.candidates(session.signature, config.VerifySection(), seed)).inputs
         difference = session.run(feeds)["t"].astype("float64") - reference.run(["t"], feeds)[0]
         worst = max(worst, float(np.abs(difference).max()))
     assert rows["fast_math"]["max_error"] == pytest.approx(worst, rel=1e-6)
@@ -87,7 +88,7 @@ def test_a_wrong_schedule_is_the_schedules(artifact: Path, tmp_path: Path, monke
     plant(
         tmp_path / "site",
         monkeypatch,
-        "tvmflow.kernels.default",
+        "tvmflow.kernels.schedules.default_schedule",
         """
         real = module.scheduled
 

@@ -86,7 +86,7 @@ def test_the_config_allows_by_pattern_with_a_reason(messages: dict[str, str], fo
     allow = {"audit": {"allow": {"fused_*_elsewhere": "our own code generator"}}}
     with_reason = manifest.model_copy(update={"config": {**manifest.config, **allow}})
     libraries = [(folder / "partitioned", with_reason)]
-    (found,), _ = process.call("tvmflow.children.running:audit_libraries", libraries, None, what="audit")
+    (found,), _ = process.call("tvmflow.verification.child:audit_libraries", libraries, None, what="audit")
     assert found.findings == ()
     assert "our own code generator" in report_audit.markdown(found)
 

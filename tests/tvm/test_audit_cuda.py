@@ -17,7 +17,7 @@ from tvmflow import audit, flow, process
 from tvmflow.audit import numerics, occupancy, resources, sass
 from tvmflow.audit.machine import MachineCode
 from tvmflow.audit.occupancy import LIMITS, Use
-from tvmflow.build import cuda, ptx
+from tvmflow.codegen import cuda, ptx
 from tvmflow.config import NumericsSection
 from tvmflow.errors import SetupError
 from tvmflow.manifest import Evidence, Launch, Manifest, TargetInfo

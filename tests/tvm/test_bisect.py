@@ -20,7 +20,7 @@ from planted_faults import plant
 from tvmflow import config, flow, frontend, process, tasks
 from tvmflow.config import Config
 from tvmflow.database import Provenance, Record, Store, pack
-from tvmflow.findings import Bisection
+from tvmflow.diagnosis.findings import Bisection
 
 PROVENANCE = Provenance(
     versions={"apache-tvm": "0.27.0.post1"},
@@ -89,9 +89,9 @@ def planted_records(cfg: Config, kind: str) -> list[Record]:
     from tvm import ir
     from tvm.s_tir import Schedule
 
-    from tvmflow.build import library
-    from tvmflow.kernels.axes import blocks_of
-    from tvmflow.prepare import prepare, setting
+    from tvmflow.codegen import library
+    from tvmflow.kernels.schedules.axes import blocks_of
+    from tvmflow.pipeline.prepare import prepare, setting
     from tvmflow.tuning import space
 
     chosen, found = setting(cfg), []
@@ -181,7 +181,7 @@ def test_a_default_schedule_that_is_off_by_a_hundredth(
     plant(
         tmp_path / "site",
         monkeypatch,
-        "tvmflow.kernels.default",
+        "tvmflow.kernels.schedules.default_schedule",
         """
         real = module.scheduled
 
@@ -213,7 +213,7 @@ def test_a_kernel_that_ends_the_process_is_named(model: Path, tmp_path: Path, mo
     plant(
         tmp_path / "site",
         monkeypatch,
-        "tvmflow.kernels.default",
+        "tvmflow.kernels.schedules.default_schedule",
         """
         import re
         real = module.scheduled
@@ -258,7 +258,7 @@ def test_a_wrong_import_is_traced_to_its_node(model: Path, tmp_path: Path, monke
     plant(
         tmp_path / "site",
         monkeypatch,
-        "tvmflow.frontend.ops",
+        "tvmflow.frontend.onnx.ops",
         """
         from tvm import relax
         from types import MappingProxyType

@@ -9,8 +9,8 @@ import tvm
 from tvm import te, topi
 from tvm.s_tir import Schedule
 
-from tvmflow.kernels import blocking
-from tvmflow.kernels.axes import Registers
+from tvmflow.kernels.schedules import blocking
+from tvmflow.kernels.schedules.axes import Registers
 
 AVX512, AVX2, NEON = Registers(16, 32), Registers(8, 16), Registers(4, 32)
 TARGET = tvm.target.Target({"kind": "llvm", "num-cores": 2})

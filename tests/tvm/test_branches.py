@@ -21,8 +21,8 @@ import tvmflow
 from tvmflow import config, flow
 from tvmflow.errors import InputError, ReferenceRunError, UnsupportedError
 from tvmflow.frontend.model import Model
-from tvmflow.frontend.onnx import load
-from tvmflow.frontend.reference import run_onnx
+from tvmflow.frontend.onnx.loading import load
+from tvmflow.frontend.onnx.reference import run_onnx
 
 SILERO = Path(__file__).resolve().parents[2] / ".cache" / "models" / "onnx" / "silero_vad.onnx"
 MICROSOFT = "com.microsoft"

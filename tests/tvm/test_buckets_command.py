@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tvmflow import config, process, proposal
-from tvmflow.children import call_costs
+from tvmflow import bucket_search, config, process
+from tvmflow.bucket_search import call_costs
 from tvmflow.config import Config
 from tvmflow.errors import ConfigError, InputError, UnsupportedError, UsageError
 
@@ -38,14 +38,14 @@ def written(folder: Path, text: str) -> Path:
     return folder / "trace.csv"
 
 
-def proposed(cfg: Config, request: proposal.Request) -> proposal.Found:
-    return proposal.propose(cfg, request, lambda event: None)
+def proposed(cfg: Config, request: bucket_search.Request) -> bucket_search.Found:
+    return bucket_search.propose(cfg, request, lambda event: None)
 
 
 def test_operations_are_those_of_the_model() -> None:
     """A transformer's layer takes 24 s d^2 + 4 s^2 d operations; and all weights but the embeddings are read."""
     sizes = [{"batch": 1, "sequence": 16}, {"batch": 2, "sequence": 256}]
-    estimated = "tvmflow.children.call_costs:estimated"
+    estimated = "tvmflow.bucket_search.call_costs:estimated"
     works, _ = process.call(estimated, minilm("batch", "sequence"), sizes, what="estimating")
     layers, width = 6, 384
     weights = 4 * layers * 12 * width**2
@@ -114,7 +114,7 @@ def test_the_whole_command(tmp_path: Path) -> None:
 def test_measured(tmp_path: Path) -> None:
     """On a model that can be imported at static sizes alone: a Reshape in it follows its inputs' data otherwise."""
     trace = written(tmp_path, "unk__214,count\n1,3\n4,1\n")
-    found = proposed(model("magika", {}), proposal.Request(trace, most=2, measure=True))
+    found = proposed(model("magika", {}), bucket_search.Request(trace, most=2, measure=True))
     assert found.measured
     assert found.basis == "measured on this machine with libraries of 2 sizes"
     assert list(found.known) == [(1,), (4,)]
@@ -129,15 +129,15 @@ def test_refusals(tmp_path: Path) -> None:
     cfg = minilm("batch", "sequence")
     fixed = minilm(1, 128)
     with pytest.raises(ConfigError, match="minilm_l6: all sizes of its inputs are fixed"):
-        proposed(fixed, proposal.Request(written(tmp_path, "batch\n1\n")))
+        proposed(fixed, bucket_search.Request(written(tmp_path, "batch\n1\n")))
     with pytest.raises(InputError, match=r"trace.csv, line 1: no column `sequence`") as caught:
-        proposed(cfg, proposal.Request(written(tmp_path, "batch\n1\n")))
+        proposed(cfg, bucket_search.Request(written(tmp_path, "batch\n1\n")))
     assert "--dim NAME=SIZE fixes one" in caught.value.hint
     with pytest.raises(UsageError, match="--align length=8: the model has no open dimension `length`") as usage:
-        proposed(cfg, proposal.Request(written(tmp_path, "batch,sequence\n1,2\n"), align={"length": 8}))
+        proposed(cfg, bucket_search.Request(written(tmp_path, "batch,sequence\n1,2\n"), align={"length": 8}))
     assert usage.value.hint == "it has: batch, sequence"
     with pytest.raises(UnsupportedError, match=r"at batch 1, sequence 600: .*index 512 is out of range") as too_large:
-        proposed(cfg, proposal.Request(written(tmp_path, "batch,sequence\n1,16\n1,600\n")))
+        proposed(cfg, bucket_search.Request(written(tmp_path, "batch,sequence\n1,16\n1,600\n")))
     assert too_large.value.hint.startswith("leave such sizes out of the trace, or ")
 
 

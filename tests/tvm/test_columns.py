@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tvm import te, topi
 from tvm.s_tir import Schedule
 
-from tvmflow.kernels import columns, default
+from tvmflow.kernels.schedules import columns, default_schedule
 
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()})
 KERNELS: dict[str, tuple[Callable[[te.Tensor], te.Tensor], Callable[[np.ndarray], np.ndarray]]] = {
@@ -37,8 +37,8 @@ def test_kernels(name: str, size: tuple[int, int, int, int]) -> None:
     x = te.placeholder(size, name="X")
     build, reference = KERNELS[name]
     with TARGET:
-        function = default.scheduled(te.create_prim_func([x, build(x)]))
-        assert str(function.attrs[default.RULE_ATTR]) == columns.NAME or name == "used twice"
+        function = default_schedule.scheduled(te.create_prim_func([x, build(x)]))
+        assert str(function.attrs[default_schedule.RULE_ATTR]) == columns.NAME or name == "used twice"
         array = np.random.default_rng(0).standard_normal(size).astype("float32")
         want = reference(array.astype("float64"))
         out = tvm.runtime.tensor(np.full(want.shape, 7, "float32"))

@@ -24,8 +24,8 @@ from tvmflow import config, frontend, process, tasks
 from tvmflow.config import Config
 from tvmflow.database import Provenance, Record, Store, pack
 from tvmflow.flow import compile_model
-from tvmflow.kernels import comparisons
-from tvmflow.kernels.axes import blocks_of
+from tvmflow.kernels.rewrites import compare_exactly
+from tvmflow.kernels.schedules.axes import blocks_of
 
 PROVENANCE = Provenance(
     versions={"apache-tvm": "0.27.0.post1"},
@@ -156,8 +156,8 @@ def of(model: Path, **tuning: str) -> Config:
 
 def drawn_records(cfg: Config, seed: int) -> list[Record]:
     """A record per kernel, the last of a few candidates drawn from its space; for a child."""
-    from tvmflow.build import library
-    from tvmflow.prepare import prepare, setting
+    from tvmflow.codegen import library
+    from tvmflow.pipeline.prepare import prepare, setting
     from tvmflow.tuning import space
 
     chosen, found = setting(cfg), []
@@ -264,7 +264,7 @@ def test_cuda_code_compares_as_the_model_says(lanes: int) -> None:
         columns, vector = schedule.split(columns, [None, lanes])
         schedule.bind(columns, "threadIdx.x")
         schedule.vectorize(vector)
-        text = str(tvm.compile(comparisons.exact(schedule.mod, "cuda"), target).mod.imports[0].inspect_source())
+        text = str(tvm.compile(compare_exactly.exact(schedule.mod, "cuda"), target).mod.imports[0].inspect_source())
         kernels.append(text[text.rindex("main_kernel(") :])
     negated, covering = kernels
     assert "<" in negated

@@ -15,8 +15,8 @@ import cuda_compiler
 import pytest
 
 from tvmflow import process
-from tvmflow.build import cubin, cuda
-from tvmflow.build.numerics import pass_config
+from tvmflow.codegen import cubin, cuda
+from tvmflow.codegen.numerics import pass_config
 from tvmflow.config import NumericsSection
 from tvmflow.errors import CompileError, SetupError, TargetError
 

@@ -17,13 +17,14 @@ from tvm import te
 from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
-from tvmflow import exchange, tasks
-from tvmflow.children import database as database_children
+from tvmflow import tasks
 from tvmflow.cli.db import db
 from tvmflow.config import NumericsSection
 from tvmflow.database import KeyParts, Provenance, Record, Store, pack, unpack
 from tvmflow.database.metaschedule import TUNING_RECORDS, WORKLOADS, Stated, check_plain
 from tvmflow.errors import DatabaseError, TvmflowError, UsageError
+from tvmflow.exchange import child as database_children
+from tvmflow.exchange import conversion
 from tvmflow.tuning import space
 
 CPU = {"kind": "llvm", "mcpu": "x86-64-v3", "mtriple": "x86_64-linux-gnu", "num-cores": 2}
@@ -153,7 +154,7 @@ def test_verify_pins_each_fault_to_its_record_and_runs_nothing(tmp_path: Path) -
     store = Store(tmp_path / "db")
     bad = hostile(tmp_path)
     store.add([record(8), record(16), *(one for one, _ in bad.values())])
-    faults = store.verify(exchange.replay)
+    faults = store.verify(conversion.replay)
     lines = next(store.path.glob("*/records.jsonl")).read_text().splitlines()
     assert {json.loads(lines[fault.line - 1])["key"] for fault in faults} == bad.keys()
     for fault in faults:
@@ -173,7 +174,7 @@ def test_too_many_deaths_end_the_check(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(exchange, "MAX_DEATHS", 1)
     good = record(16)
     killer = pack(renamed_nodes(unpack(good.workload_json), "prim.Add", a="itself"))
-    found = exchange.replay([good, record(8, workload_json=killer), record(24)])
+    found = conversion.replay([good, record(8, workload_json=killer), record(24)])
     assert [what.partition(":")[0] for what in found.values()] == [
         "replaying it crashed (signal 11, SIGSEGV)",
         "not looked at",
@@ -210,7 +211,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     bad = changed(24, trace=[["Nonsense"], []])
     store = Store(folder / "db")
     store.add([changed(8), changed(16), changed(8, tasks.PREPARATION + 1, timings_s=(4e-3,)), bad])
-    count, faults = exchange.export_files(store, folder / "out", lambda one: True)
+    count, faults = conversion.export_files(store, folder / "out", lambda one: True)
     assert (count, [fault.key for fault in faults]) == (3, [bad.key])
     return folder
 
@@ -236,7 +237,7 @@ def test_tvm_finds_what_was_exported(exported: Path) -> None:
 def test_what_is_exported_is_imported_as_it_was(exported: Path, tmp_path: Path) -> None:
     known = next(one for one in Store(exported / "db").read().records if one.name == "matmul 16")
     Store(tmp_path / "db").add([known])
-    result = exchange.import_files(Store(tmp_path / "db"), exported / "out", STATED)
+    result = conversion.import_files(Store(tmp_path / "db"), exported / "out", STATED)
     assert (len(result.records), result.taken, result.faults) == (2, 1, ())
     ours = Store(exported / "db").read().by_key
     for one in Store(tmp_path / "db").read().records:

@@ -14,7 +14,7 @@ from tvm import te, topi
 from tvm.s_tir import Schedule
 from tvm.tirx import PrimFunc
 
-from tvmflow.kernels import default, depthwise
+from tvmflow.kernels.schedules import default_schedule, depthwise
 
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()})
 SIZES = st.tuples(st.integers(1, 2), st.integers(5, 20), st.integers(5, 20), st.sampled_from([4, 8, 16, 24, 36, 48]))
@@ -26,8 +26,8 @@ few = settings(
 
 def scheduled(tensors: list[te.Tensor]) -> tuple[str, PrimFunc]:
     with TARGET:
-        function = default.scheduled(te.create_prim_func(tensors))
-    return str(function.attrs[default.RULE_ATTR]), function
+        function = default_schedule.scheduled(te.create_prim_func(tensors))
+    return str(function.attrs[default_schedule.RULE_ATTR]), function
 
 
 def run(function: PrimFunc, arrays: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:

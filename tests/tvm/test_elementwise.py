@@ -10,8 +10,8 @@ import tvm
 from tvm import te, topi
 from tvm.s_tir import Schedule
 
-from tvmflow.kernels import default, elementwise
-from tvmflow.kernels.axes import blocks_of
+from tvmflow.kernels.schedules import default_schedule, elementwise
+from tvmflow.kernels.schedules.axes import blocks_of
 
 TARGET = tvm.target.Target({"kind": "llvm", "num-cores": 2})
 Build = Callable[[te.Tensor], te.Tensor]
@@ -69,8 +69,8 @@ def test_fused_kernels_have_numpys_values(build: Build, shape: tuple[int, ...]) 
     x = te.placeholder(shape, name="X")
     function = te.create_prim_func([x, build(x)])
     with TARGET:
-        made = default.scheduled(function)
-    assert made.attrs[default.RULE_ATTR] == elementwise.RULE
+        made = default_schedule.scheduled(function)
+    assert made.attrs[default_schedule.RULE_ATTR] == elementwise.RULE
     values = np.random.default_rng(0).standard_normal(shape).astype("f4")
     want = expected(build.__name__, values.astype("f8"))
     out = tvm.runtime.tensor(np.full(want.shape, np.nan, "f4"))

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tvm.tirx import PrimFunc
 
 from tvmflow import config, frontend
-from tvmflow.prepare import prepare, setting
+from tvmflow.pipeline.prepare import prepare, setting
 
 
 def test_paddings_and_slices_are_not_computed_at_a_convolutions_tiles(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import tvm
 from tvm import relax
 from tvm.relax import op
 
-from tvmflow.kernels import vector_math
-from tvmflow.kernels.comparisons import CompareExactly
-from tvmflow.kernels.default import DefaultSchedule
-from tvmflow.kernels.extremes import StartFromInfinity
+from tvmflow.kernels.mathematics import vector_math
+from tvmflow.kernels.rewrites.compare_exactly import CompareExactly
+from tvmflow.kernels.rewrites.start_from_infinity import StartFromInfinity
+from tvmflow.kernels.schedules.default_schedule import DefaultSchedule
 
 SHAPE = (2, 6, 6, 16)
 ROWS = {"rows": [3], "columns": [1, 2], "all": None, "batch": [0]}

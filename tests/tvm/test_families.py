@@ -17,8 +17,9 @@ from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
 from tvmflow import config, frontend
-from tvmflow.graph import constants, passes
-from tvmflow.prepare import prepare, setting
+from tvmflow.graph.passes import fold_exactly
+from tvmflow.pipeline import plan
+from tvmflow.pipeline.prepare import prepare, setting
 
 Nodes = list[tuple[str, list[str], list[str], dict[str, Any]]]
 Arrays = dict[str, np.ndarray]
@@ -65,10 +66,10 @@ def check(nodes: Nodes, inputs: Arrays, weights: Arrays, layout: str = "auto") -
         after = lambda *step: None  # noqa: E731  # the pipeline's one hook
         with chosen.entered():
             mod, _ = prepare(cfg, loaded, after)
-            mod = passes.run(mod, passes.schedule_steps("llvm", False), after)
-            mod = passes.run(mod, passes.pack_steps("llvm", cfg.graph.prepack), after)
-            stripped, held = constants.externalise(mod)
-            lowered = passes.run(stripped, passes.lower_steps(), after)
+            mod = plan.run(mod, plan.schedule_steps("llvm", False), after)
+            mod = plan.run(mod, plan.pack_steps("llvm", cfg.graph.prepack), after)
+            stripped, held = fold_exactly.externalise(mod)
+            lowered = plan.run(stripped, plan.lower_steps(), after)
             built = relax.vm_build.build(lowered, chosen.tvm_target, relax_pipeline=None)
     machine = relax.VirtualMachine(built, tvm.cpu())
     feeds = [tvm.runtime.tensor(inputs[spec.name]) for spec in loaded.signature.inputs]

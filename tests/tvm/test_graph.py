@@ -10,13 +10,15 @@ import tvm
 from tvm import relax, te, topi
 
 from tvmflow.artifact import ALIGNMENT
-from tvmflow.graph import cancel, constants, layouts, passes
-from tvmflow.kernels import comparisons, default
+from tvmflow.graph.passes import cancel_transposes, fold_exactly
+from tvmflow.kernels.rewrites import compare_exactly
+from tvmflow.kernels.schedules import default_schedule
+from tvmflow.pipeline import layouts, plan
 
 TARGET = {"kind": "llvm", "num-cores": 2}
 
 
-def nothing(step: passes.Step, mod: tvm.IRModule, seconds: float) -> None:
+def nothing(step: plan.Step, mod: tvm.IRModule, seconds: float) -> None:
     """A callback that looks at nothing."""
 
 
@@ -35,13 +37,13 @@ def evaluate(mod: tvm.IRModule, *arrays: np.ndarray) -> np.ndarray:
     """Runs a module through the whole pipeline."""
     with tvm.target.Target(TARGET):
         for steps in (
-            passes.fuse_steps("llvm", True),
-            passes.schedule_steps("llvm", False),
-            passes.pack_steps("llvm", True),
+            plan.fuse_steps("llvm", True),
+            plan.schedule_steps("llvm", False),
+            plan.pack_steps("llvm", True),
         ):
-            mod = passes.run(mod, steps, nothing)
-        mod, weights = constants.externalise(mod)
-        mod = passes.run(mod, passes.lower_steps(), nothing)
+            mod = plan.run(mod, steps, nothing)
+        mod, weights = fold_exactly.externalise(mod)
+        mod = plan.run(mod, plan.lower_steps(), nothing)
         built = relax.vm_build.build(mod, tvm.target.Target(TARGET), relax_pipeline=None)
     machine = relax.VirtualMachine(built, tvm.cpu())
     return np.asarray(machine["main"](*map(tvm.runtime.tensor, arrays), *weights).numpy())
@@ -72,7 +74,7 @@ def test_exact_folding_is_exact_and_total() -> None:
         shaped = builder.emit(relax.op.permute_dims(builder.emit(relax.op.reshape(ratio, (8, 8)))))
         return builder.emit(relax.op.multiply(x, shaped))
 
-    mod = constants.FoldExactly()(module(scale, (8, 8)))
+    mod = fold_exactly.FoldExactly()(module(scale, (8, 8)))
     mod = tvm.relax.transform.DeadCodeElimination()(mod)
     assert ops(mod) == ["relax.multiply"]
     x = rng.standard_normal((8, 8)).astype("f4")
@@ -87,7 +89,7 @@ def test_transposes_that_undo_each_other_go() -> None:
         further = builder.emit(relax.op.permute_dims(there, [0, 2, 3, 1]))
         return builder.emit(relax.op.multiply(back, builder.emit(relax.op.permute_dims(further, [0, 2, 3, 1]))))
 
-    mod = cancel.CancelTransposes()(module(there_and_back, (2, 3, 3, 3)))
+    mod = cancel_transposes.CancelTransposes()(module(there_and_back, (2, 3, 3, 3)))
     mod = tvm.relax.transform.DeadCodeElimination()(mod)
     assert ops(mod).count("relax.permute_dims") == 3
     x = np.random.default_rng(0).standard_normal((2, 3, 3, 3)).astype("f4")
@@ -106,7 +108,7 @@ def test_transposes_that_undo_each_other_go() -> None:
 )
 def test_layouts_change_around_stacks_and_axes_counted_from_behind(reader: Callable[[relax.Expr], relax.Expr]) -> None:
     mod = module(lambda b, x: b.emit(reader(convolution(b, x, 8, 1))), (2, 8, 1, 1))
-    changed = passes.run(mod, passes.layout_steps(), nothing)
+    changed = plan.run(mod, plan.layout_steps(), nothing)
     (binding,) = [
         binding
         for block in changed["main"].body.blocks
@@ -125,10 +127,10 @@ def test_constants_leave_the_library() -> None:
         ),
         (4, 64),
     )
-    stripped, weights = constants.externalise(mod)
+    stripped, weights = fold_exactly.externalise(mod)
     assert [w.shape for w in weights] == [(4, 64)]
     assert len(stripped["main"].params) == 2
-    assert constants.SMALLEST_BYTES <= ALIGNMENT
+    assert fold_exactly.SMALLEST_BYTES <= ALIGNMENT
 
 
 def test_equal_constants_leave_the_library_once() -> None:
@@ -140,7 +142,7 @@ def test_equal_constants_leave_the_library_once() -> None:
             x = b.emit(relax.op.add(b.emit(relax.op.multiply(x, operand)), relax.const(weight.astype("f4"))))
         return b.emit(relax.op.add(x, b.emit(relax.op.reshape(relax.const(flat), (4, 64)))))
 
-    stripped, weights = constants.externalise(module(build, (4, 64)))
+    stripped, weights = fold_exactly.externalise(module(build, (4, 64)))
     kinds = [(weight.shape, str(weight.dtype), float(weight.numpy().flat[0])) for weight in weights]
     bits = float(ones.view("i4")[0, 0])
     assert kinds == [
@@ -258,9 +260,9 @@ def test_default_schedule_keeps_the_values(name: str) -> None:
     tensors, rule = KERNELS[name]
     function = te.create_prim_func(tensors)
     with tvm.target.Target(TARGET):
-        changed = default.scheduled(function)
-    assert changed.attrs[default.RULE_ATTR] != default.UNSCHEDULED
-    assert rule is None or changed.attrs[default.RULE_ATTR] == rule
+        changed = default_schedule.scheduled(function)
+    assert changed.attrs[default_schedule.RULE_ATTR] != default_schedule.UNSCHEDULED
+    assert rule is None or changed.attrs[default_schedule.RULE_ATTR] == rule
     rng = np.random.default_rng(0)
     *shapes, shape = [[int(d) for d in tensor.shape] for tensor in tensors]
     values = [rng.standard_normal(s).astype("f4") for s in shapes]
@@ -271,7 +273,7 @@ def test_default_schedule_keeps_the_values(name: str) -> None:
     for version in (function, changed):
         out = tvm.runtime.tensor(np.full(shape, np.nan, "f4"))
         main = tvm.IRModule({"main": version.with_attr("global_symbol", "main")})
-        main = comparisons.exact(main, "llvm") if version is changed else main
+        main = compare_exactly.exact(main, "llvm") if version is changed else main
         tvm.compile(main, target=tvm.target.Target(TARGET))["main"](*arrays, out)
         results.append(out.numpy())
     np.testing.assert_allclose(results[1], results[0], rtol=1e-4, atol=1e-4)
@@ -280,7 +282,7 @@ def test_default_schedule_keeps_the_values(name: str) -> None:
 def test_a_tuned_kernel_is_left_alone() -> None:
     function = te.create_prim_func(matmul(8, 16, 8)).with_attr("tirx.is_scheduled", True)
     with tvm.target.Target(TARGET):
-        mod = default.DefaultSchedule()(tvm.IRModule({"main": function}))
+        mod = default_schedule.DefaultSchedule()(tvm.IRModule({"main": function}))
     tvm.ir.assert_structural_equal(mod["main"], function)
 
 
@@ -289,9 +291,9 @@ def test_weights_are_repacked_to_what_their_kernel_reads() -> None:
     weights = np.random.default_rng(0).standard_normal((48, 96)).astype("f4")
     mod = module(lambda builder, x: relax.op.matmul(x, relax.const(weights)), (7, 48))
     with tvm.target.Target(TARGET):
-        prepared = passes.run(mod, passes.fuse_steps("llvm", prepack=True), nothing)
-        scheduled = passes.run(prepared, passes.schedule_steps("llvm", False), nothing)
-        packed = passes.run(scheduled, passes.pack_steps("llvm", prepack=True), nothing)
+        prepared = plan.run(mod, plan.fuse_steps("llvm", prepack=True), nothing)
+        scheduled = plan.run(prepared, plan.schedule_steps("llvm", False), nothing)
+        packed = plan.run(scheduled, plan.pack_steps("llvm", prepack=True), nothing)
     assert not [var for var in packed.functions if "weight_prepack" in var.name_hint], "nothing is left to repack"
     x = np.random.default_rng(1).standard_normal((7, 48)).astype("f4")
     np.testing.assert_allclose(evaluate(packed, x), x @ weights, rtol=1e-4, atol=1e-4)

@@ -12,11 +12,12 @@ import pytest
 import tvm
 
 from tvmflow import config, frontend
-from tvmflow.build import library
+from tvmflow.codegen import library
 from tvmflow.errors import ConfigError
-from tvmflow.graph import operators, passes
-from tvmflow.kernels.default import RULE_ATTR
-from tvmflow.prepare import prepare, setting
+from tvmflow.graph.passes import fuse_kernels
+from tvmflow.kernels.schedules.default_schedule import RULE_ATTR
+from tvmflow.pipeline import plan
+from tvmflow.pipeline.prepare import prepare, setting
 
 ROOT = Path(__file__).resolve().parents[2]
 LISTS = Path(__file__).parent / "kernels"
@@ -42,7 +43,7 @@ def module(model: str) -> tvm.IRModule:
     chosen = setting(cfg)
     with chosen.entered():
         prepared, _ = prepare(cfg, frontend.load(cfg), lambda step, mod, seconds: None)
-        return passes.run(prepared, passes.schedule_steps("llvm", False), lambda step, mod, seconds: None)
+        return plan.run(prepared, plan.schedule_steps("llvm", False), lambda step, mod, seconds: None)
 
 
 def kernels(scheduled: tvm.IRModule) -> str:
@@ -73,8 +74,8 @@ def test_the_kernels_are_those_listed(model: str) -> None:
     assert kernels(scheduled).splitlines() == (LISTS / f"{model}.txt").read_text().splitlines()
     for var, function in scheduled.functions.items():
         if isinstance(function, tvm.tirx.PrimFunc):
-            computed = operators.operators(var.name_hint, function)
-            assert set(computed) <= operators.known_names(), var.name_hint
+            computed = fuse_kernels.operators(var.name_hint, function)
+            assert set(computed) <= fuse_kernels.known_names(), var.name_hint
 
 
 if __name__ == "__main__":

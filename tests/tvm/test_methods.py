@@ -16,15 +16,15 @@ from tvm import relax
 
 import tvmflow
 from tvmflow import config, flow, frontend, tasks
-from tvmflow.children import methods
 from tvmflow.config import Config, TargetSection
 from tvmflow.database import Comparison, Match, Provenance, Store
 from tvmflow.database.comparison import COMPARISONS, EDGES
-from tvmflow.graph import layouts
 from tvmflow.host import host_features
-from tvmflow.kernels.winograd import Shape
-from tvmflow.prepare import prepare, setting
+from tvmflow.kernels.winograd.minimal_filtering import Shape
+from tvmflow.pipeline import layouts
+from tvmflow.pipeline.prepare import prepare, setting
 from tvmflow.target import resolve, to_tvm
+from tvmflow.tuning import methods
 
 PADS = (1, 1, 1, 1)
 WIDE = Shape(1, 20, 20, 64, 16, PADS)  # by rule Winograd's

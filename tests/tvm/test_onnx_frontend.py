@@ -12,12 +12,12 @@ from onnx.numpy_helper import from_array
 from tvm import relax
 
 from tvmflow.errors import UnsupportedError
-from tvmflow.frontend import normalise
-from tvmflow.frontend.normalise import STEPS
-from tvmflow.frontend.onnx import load
-from tvmflow.frontend.onnx_file import read
-from tvmflow.frontend.onnx_shapes import fix_shapes
-from tvmflow.frontend.reference import run_onnx
+from tvmflow.frontend.onnx import normalise
+from tvmflow.frontend.onnx.file import read
+from tvmflow.frontend.onnx.loading import load
+from tvmflow.frontend.onnx.normalise import STEPS
+from tvmflow.frontend.onnx.reference import run_onnx
+from tvmflow.frontend.onnx.shapes import fix_shapes
 
 FLOAT, INT64, BOOL = TensorProto.FLOAT, TensorProto.INT64, TensorProto.BOOL
 OPSETS = [helper.make_opsetid("", 18)]

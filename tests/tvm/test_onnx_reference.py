@@ -10,7 +10,7 @@ from onnx import TensorProto, helper
 from onnx.helper import make_node
 
 from tvmflow.errors import ReferenceRunError
-from tvmflow.frontend.reference import run_onnx
+from tvmflow.frontend.onnx.reference import run_onnx
 
 
 def save(tmp_path, nodes, outputs, opset=18, functions=()):

@@ -11,7 +11,7 @@ from onnx import helper
 from ops_runs import assert_as_reference, assert_same, compiled, imported, one_node, reference
 
 from tvmflow.errors import UnsupportedError
-from tvmflow.frontend import ops
+from tvmflow.frontend.onnx import ops
 
 
 class Draw:

@@ -15,7 +15,7 @@ from onnx import numpy_helper
 from ops_runs import assert_same, compiled
 
 from tvmflow.errors import ModelError
-from tvmflow.frontend import ops
+from tvmflow.frontend.onnx import ops
 
 CASES_PER_OPERATOR = 3
 # Operators that must not be refused altogether, because they are in many models.

@@ -14,7 +14,8 @@ from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 
 from tvmflow import target as targets
 from tvmflow.config import TargetSection
-from tvmflow.kernels import default, prefetch
+from tvmflow.kernels.rewrites import prefetch
+from tvmflow.kernels.schedules import default_schedule
 
 LEVEL = {"x86_64": "x86-64-v3", "aarch64": "generic"}[platform.machine()]
 TARGET = targets.to_tvm(targets.resolve(TargetSection(mcpu=LEVEL, threads=2)), {})
@@ -35,7 +36,7 @@ def convolution(size: int, channels: int, filters: int) -> list[te.Tensor]:
 def scheduled(tensors: list[te.Tensor], target: tvm.target.Target = TARGET) -> tvm.IRModule:
     function = te.create_prim_func(tensors).with_attrs({"layout_free_buffers": [1], "global_symbol": "main"})
     with target:
-        return default.schedule_of(tvm.IRModule({"main": function}))[0].mod
+        return default_schedule.schedule_of(tvm.IRModule({"main": function}))[0].mod
 
 
 def packed(mod: tvm.IRModule) -> tvm.IRModule:

@@ -15,7 +15,7 @@ from tvm.s_tir import meta_schedule as ms
 
 import tvmflow
 from tvmflow import tasks
-from tvmflow.kernels import default, repacking
+from tvmflow.kernels.schedules import default_schedule, repacking
 
 TARGET = tvm.target.Target({"kind": "llvm", "num-cores": 2, "mcpu": "x86-64-v3"})
 
@@ -57,7 +57,7 @@ def test_a_transposed_convolution_keeps_its_values(prepack: bool) -> None:
     if not prepack:
         function = function.without_attr("layout_free_buffers")
     with TARGET:
-        made = default.scheduled(function)
+        made = default_schedule.scheduled(function)
     assert repacking.is_whole(made)
     rng = np.random.default_rng(0)
     x, w = (rng.standard_normal(shape).astype("f4") for shape in ((1, 24, 8, 8), (24, 1, 2, 2)))

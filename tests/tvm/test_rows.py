@@ -14,7 +14,7 @@ from tvm import te, topi
 from tvm.s_tir import Schedule
 from tvm.tirx import PrimFunc
 
-from tvmflow.kernels import default, rows
+from tvmflow.kernels.schedules import default_schedule, rows
 
 TARGET = tvm.target.Target({"kind": "llvm", "mcpu": tvm.target.codegen.llvm_get_system_cpu()})
 
@@ -51,8 +51,8 @@ SIZES = st.tuples(
 
 def scheduled(tensors: list[te.Tensor]) -> tuple[str, PrimFunc]:
     with TARGET:
-        function = default.scheduled(te.create_prim_func(tensors))
-    return str(function.attrs[default.RULE_ATTR]), function
+        function = default_schedule.scheduled(te.create_prim_func(tensors))
+    return str(function.attrs[default_schedule.RULE_ATTR]), function
 
 
 def run(function: PrimFunc, array: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:

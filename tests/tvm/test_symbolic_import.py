@@ -15,8 +15,8 @@ from tvm import relax
 
 from tvmflow import config, flow, runtime
 from tvmflow.errors import InputError, UnsupportedError
-from tvmflow.frontend.onnx import load
-from tvmflow.frontend.reference import run_onnx
+from tvmflow.frontend.onnx.loading import load
+from tvmflow.frontend.onnx.reference import run_onnx
 from tvmflow.manifest import Signature
 
 MODELS = Path(__file__).parents[2] / ".cache/models/onnx"

@@ -28,16 +28,16 @@ from tvm.s_tir import Schedule, TensorIntrin
 from tvm.s_tir.schedule import Trace
 from tvm.tirx import IntImm
 
-from tvmflow import config, prepare, process, tasks
+from tvmflow import config, process, tasks
 from tvmflow import target as targets
 from tvmflow.audit import sass
-from tvmflow.build import cubin, cuda, numerics, tuned
+from tvmflow.codegen import cubin, cuda, numerics, tuned
 from tvmflow.config import NumericsSection, TargetSection
 from tvmflow.database import Provenance, Reading, Record, pack
 from tvmflow.errors import CompileError, ConfigError, TargetError
-from tvmflow.graph import passes
-from tvmflow.kernels import tf32, tf32_product
-from tvmflow.kernels.default import RULE_ATTR
+from tvmflow.kernels.schedules.default_schedule import RULE_ATTR
+from tvmflow.kernels.tf32 import intrinsics, schedule_tf32
+from tvmflow.pipeline import plan, prepare
 from tvmflow.tuning import search, space
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -134,7 +134,7 @@ def prim_func(case: Case) -> tvm.IRModule:
 @pytest.fixture
 def described() -> Iterator[None]:
     """Within it, each intrinsic is the loop nest that it stands for."""
-    names = {name for a in (False, True) for b in (False, True) for name in tf32.group(a, b).values()}
+    names = {name for a in (False, True) for b in (False, True) for name in intrinsics.group(a, b).values()}
     kept = {name: TensorIntrin.get(name) for name in names}
     for name, intrinsic in kept.items():
         TensorIntrin.register(name, intrinsic.desc, intrinsic.desc, override=True)
@@ -167,7 +167,7 @@ def run_serially(mod: tvm.IRModule, case: Case) -> None:
 @pytest.mark.parametrize("name", [name for name in CASES if name not in AS_CUDA])
 def test_default_schedule_computes_the_product(name: str, described: None) -> None:
     case = CASES[name]()
-    schedule, rule = tf32_product.schedule_of(prim_func(case))
+    schedule, rule = schedule_tf32.schedule_of(prim_func(case))
     assert re.fullmatch(r"tf32 (matmul|convolution) \d+x\d+x\d+", rule)
     assert not re.search(r"range\(ax", schedule.mod.script())  # loops of known length: nothing is computed twice
     run_serially(schedule.mod, case)
@@ -199,8 +199,8 @@ def test_candidates_compute_the_product(name: str, described: None) -> None:
 
 def test_traces_replay_without_the_search() -> None:
     mod, _ = tasks.canonical(prim_func(matmul(64, 96, 64))["main"])
-    for schedule in [tf32_product.schedule_of(mod)[0], *candidates(mod, 1)]:
-        assert tf32.is_used(search.trace_json(schedule))
+    for schedule in [schedule_tf32.schedule_of(mod)[0], *candidates(mod, 1)]:
+        assert intrinsics.is_used(search.trace_json(schedule))
         replayed = tasks.replay(mod, search.trace_json(schedule))
         assert replayed is not None
         tvm.ir.assert_structural_equal(replayed.mod["main"], schedule.mod["main"])
@@ -209,7 +209,7 @@ def test_traces_replay_without_the_search() -> None:
 @pytest.mark.parametrize("allowed", [True, False])
 def test_search_starts_from_tensor_cores_only_where_allowed(allowed: bool) -> None:
     mod, _ = tasks.canonical(prim_func(matmul(64, 96, 64))["main"])
-    assert tf32.is_used(space.default(mod, GPU, allowed).trace) == allowed
+    assert intrinsics.is_used(space.default(mod, GPU, allowed).trace) == allowed
     rules = [str(type(rule)) for rule in space.context(mod, GPU, "task", 1, allowed).space_generator.sch_rules]
     assert any("TensorCore" in rule for rule in rules) == allowed
 
@@ -234,16 +234,16 @@ def test_small_open_and_other_functions_are_no_products() -> None:
     }
     for name, (inputs, output) in functions.items():
         mod = tvm.IRModule({"main": te.create_prim_func([*inputs, output], index_dtype_override="int64")})
-        assert tf32_product.schedule_of(mod)[1] == "", name
+        assert schedule_tf32.schedule_of(mod)[1] == "", name
 
 
 def test_what_follows_a_product_may_not_fit() -> None:
     """Neither into our schedule nor into DLight's, which would raise; the kernel has one of its other schedules."""
     (x, y), z, _ = matmul(64, 64, 64)
     mod = tvm.IRModule({"f": te.create_prim_func([x, y, topi.nn.pad(z, [1, 1], [1, 1])])})
-    assert tf32_product.names(mod) == {"f"}
+    assert schedule_tf32.names(mod) == {"f"}
     with GPU:
-        scheduled = passes.run(mod, passes.schedule_steps("cuda", True), lambda *step: None)
+        scheduled = plan.run(mod, plan.schedule_steps("cuda", True), lambda *step: None)
     assert scheduled["f"].attrs["tirx.is_scheduled"]
     assert RULE_ATTR not in scheduled["f"].attrs
 
@@ -266,7 +266,7 @@ def run_as_cuda(name: str, drawn: bool, folder: str, every: int) -> tuple[int, i
     """
     case = CASES[name]()
     mod, _ = tasks.canonical(prim_func(case)["main"])
-    schedule = next(candidates(mod, 1)) if drawn else tf32_product.schedule_of(mod)[0]
+    schedule = next(candidates(mod, 1)) if drawn else schedule_tf32.schedule_of(mod)[0]
     bound = re.findall(r'thread_binding\((?:T\.int64\()?(\d+)\)?, thread="(\w+\.\w)"', schedule.mod.script())
     extents = {axis: int(extent) for extent, axis in bound}
     x, y = extents.get("blockIdx.x", 1), extents.get("blockIdx.y", 1)
@@ -332,7 +332,7 @@ def build(folder: str, variants: Sequence[tuple[str, bool]]) -> None:
         )
         options = tvm.transform.PassContext(opt_level=3, config=numerics.pass_config(section))
         with target, options, cuda.compile_step(arch, section, keep=out):
-            mod = passes.run(mod, passes.schedule_steps("cuda", allowed), lambda *step: None)
+            mod = plan.run(mod, plan.schedule_steps("cuda", allowed), lambda *step: None)
             tvm.compile(mod, target).export_library(str(out / "library.so"))
 
 
@@ -427,7 +427,7 @@ def test_a_record_with_tf32_never_serves_without() -> None:
     function = prim_func(matmul(64, 96, 64))["main"]
     mod, workload = tasks.canonical(function)
     target = targets.resolve(TargetSection(kind="cuda", arch="sm_80"))
-    trace = search.trace_json(tf32_product.schedule_of(mod)[0])
+    trace = search.trace_json(schedule_tf32.schedule_of(mod)[0])
 
     def rules(made_with: NumericsSection, asked_for: NumericsSection) -> tuple[str, str]:
         record = Record(

@@ -15,7 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tvmflow import process
-from tvmflow.build import cuda
+from tvmflow.codegen import cuda
 from tvmflow.errors import TargetError
 
 pytestmark = cuda_compiler.needed
@@ -54,7 +54,7 @@ def built_candidates(folder: str) -> list[str]:
 
     from tvmflow import target as targets
     from tvmflow import tasks
-    from tvmflow.build import candidates, cubin, numerics
+    from tvmflow.codegen import candidates, cubin, numerics
     from tvmflow.config import NumericsSection, TargetSection
     from tvmflow.tuning import search, space
     from tvmflow.tuning.measure import Measurer
@@ -104,7 +104,7 @@ def tuned_without_a_gpu(model: str, database: str) -> None:
     from collections.abc import Sequence
 
     from tvmflow import config
-    from tvmflow.children import tuning
+    from tvmflow.tuning import child
     from tvmflow.tuning.measure import Measured, Measurer
     from tvmflow.tuning.worker import Job
 
@@ -117,13 +117,13 @@ def tuned_without_a_gpu(model: str, database: str) -> None:
         def measure(self, jobs: Sequence[Job], best_s: float | None, turns: int = 1) -> list[Measured]:
             return [Measured((len(job.module_json) * 1e-9,)) for job in jobs]
 
-    tuning._check_device = lambda cfg: None  # type: ignore[assignment]
-    tuning._measurer = lambda cfg, setting: Clock()  # type: ignore[assignment]
+    child._check_device = lambda cfg: None  # type: ignore[assignment]
+    child._measurer = lambda cfg, setting: Clock()  # type: ignore[assignment]
     overrides = [
         {"target": {"kind": "cuda", "arch": "sm_90"}},
         {"tuning": {"database": database, "trials_per_task": 32}},
     ]
-    (found,) = tuning.tune([config.of_model(model, overrides)], "*", (1, 1))
+    (found,) = child.tune([config.of_model(model, overrides)], "*", (1, 1))
     assert len(found.records) >= 2
 
 

@@ -16,14 +16,13 @@ from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 from tvm.script import relax as R  # noqa: N812 # TVMScript's own name
 
-from tvmflow import config, flow, prepare, tasks
-from tvmflow.build import library, tuned
-from tvmflow.children import kernel_check
+from tvmflow import config, flow, tasks
+from tvmflow.codegen import library, tuned
 from tvmflow.database import Provenance, Record, Store, pack
 from tvmflow.errors import CompileError, ConfigError, VerifyError
-from tvmflow.graph import passes
-from tvmflow.graph.replacement import Replacement
+from tvmflow.graph.passes.replace_operators import Replacement
 from tvmflow.host import host_features
+from tvmflow.pipeline import plan, prepare, user_kernel_check
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "kernels"
@@ -139,14 +138,14 @@ def replaced(cfg: config.Config, mod: tvm.IRModule) -> tuple[tvm.IRModule, list[
     """The module behind the replacing pass, and one entry per place."""
     found: list[Replacement] = []
     with prepare.setting(cfg).entered():
-        return passes.run(mod, passes.user_steps(cfg.kernels, found.append), lambda *step: None), found
+        return plan.run(mod, plan.user_steps(cfg.kernels, found.append), lambda *step: None), found
 
 
 def checked(cfg: config.Config, mod: tvm.IRModule) -> tuple[str, ...]:
     _, found = replaced(cfg, mod)
     setting = prepare.setting(cfg)
     with setting.entered():
-        return kernel_check.notes(cfg, found, setting)
+        return user_kernel_check.notes(cfg, found, setting)
 
 
 def operators(mod: tvm.IRModule) -> list[str]:
@@ -301,7 +300,7 @@ def test_what_cannot_run_here_is_said(folder: Path, monkeypatch: pytest.MonkeyPa
     raw = {"model": {"entry": "m:f"}, "kernels": kernels}
     (_, unchecked) = checked(config.from_dict(raw, [{"verify": {"enabled": False}}]), module(two_matmuls))
     assert unchecked.endswith("not verified: verify.enabled = false")
-    monkeypatch.setattr("tvmflow.build.cuda.detect_arch", lambda: None)
+    monkeypatch.setattr("tvmflow.codegen.cuda.detect_arch", lambda: None)
     cuda = config.from_dict(raw, [{"target": {"kind": "cuda", "arch": "sm_90"}}])
     assert checked(cuda, module(two_matmuls))[-1].endswith("not verified: no GPU is here")
     cross = {"target": {"mtriple": "aarch64-linux-gnu", "mcpu": "generic", "threads": 2}}
@@ -312,13 +311,13 @@ def test_a_kernel_has_a_task_and_is_built_from_its_record(folder: Path, tmp_path
     cfg = cfg_of(mine=section(folder, "matmul", "matmul"))
     setting = prepare.setting(cfg)
     with setting.entered():
-        mod = passes.run(replaced(cfg, module(two_matmuls))[0], passes.fuse_steps("llvm", True), lambda *step: None)
+        mod = plan.run(replaced(cfg, module(two_matmuls))[0], plan.fuse_steps("llvm", True), lambda *step: None)
         found = tasks.extract(mod, library.calls(mod), setting.target, cfg.numerics)
         (task,) = (task for task in found if task.name.startswith("user_mine"))
         assert task.weight == 2
         Store(tmp_path).keep(recorded(task))
         mod = tuned.apply(mod, Store(tmp_path).read(), setting.target, cfg.numerics, host_features()).mod
-        kernels = library.contents(mod, passes.run(mod, passes.lower_steps(), lambda *step: None)).kernels
+        kernels = library.contents(mod, plan.run(mod, plan.lower_steps(), lambda *step: None)).kernels
     (mine,) = (kernel for kernel in kernels if kernel.name.startswith("user_mine"))
     assert (mine.origin, mine.calls) == ("tuned", 2)
     assert mine.rule.startswith(f"user kernel mine: record {task.key[:12]}, ")

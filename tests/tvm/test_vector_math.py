@@ -26,10 +26,11 @@ from tvm.s_tir import Schedule
 
 import tvmflow
 from tvmflow.artifact import LIBRARY
-from tvmflow.build import numerics
+from tvmflow.codegen import numerics
 from tvmflow.config import NumericsSection
 from tvmflow.host import host_features
-from tvmflow.kernels import gelu, vector_math
+from tvmflow.kernels.mathematics import vector_math
+from tvmflow.kernels.rewrites import recognise_gelu
 
 REFERENCES: dict[str, Callable[..., np.ndarray]] = {  # of float64
     "exp": np.exp,
@@ -278,7 +279,7 @@ def test_gelu_is_looked_up_where_one_instruction_does(mcpu: str) -> None:
     (loop,) = schedule.get_loops(schedule.get_sblock("result"))
     schedule.vectorize(schedule.split(loop, [None, 16])[1])
     target = tvm.target.Target({"kind": "llvm", "mcpu": mcpu, "mtriple": TARGETS[mcpu][0]})
-    assembly = tvm.tirx.build(gelu.recognised(schedule.mod, target), target=target).inspect_source("asm")
+    assembly = tvm.tirx.build(recognise_gelu.recognised(schedule.mod, target), target=target).inspect_source("asm")
     assert ("vpermps" in assembly) == (mcpu == "x86-64-v4")
     assert called(assembly) == set()
 
@@ -288,7 +289,7 @@ def recognised(element: Callable[..., tirx.Expr]) -> tuple[str, Callable[[np.nda
     place = te.placeholder((64,), "float32", name="x")
     result = te.compute((64,), lambda i: element(place[i]), name="result")
     target = tvm.target.Target({"kind": "llvm", "mcpu": NATIVE})
-    mod = gelu.recognised(tvm.IRModule({"main": te.create_prim_func([place, result])}), target)
+    mod = recognise_gelu.recognised(tvm.IRModule({"main": te.create_prim_func([place, result])}), target)
     library = tvm.tirx.build(mod, target=target)
     return mod["main"].script(), lambda x: run(library, x)
 

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
 from tvmflow import config, flow, runtime
-from tvmflow.graph.widening import ComputeInFloat32
+from tvmflow.graph.passes.compute_in_float32 import ComputeInFloat32
 
 
 def model_of(dtype: int, folder: Path) -> Path:

@@ -17,10 +17,11 @@ from tvm import relax
 
 from tvmflow import config, flow, tasks
 from tvmflow.config import NumericsSection, TargetSection
-from tvmflow.graph import constants, passes
-from tvmflow.graph.winograd import shape_of
-from tvmflow.kernels import winograd
-from tvmflow.kernels.winograd import Shape
+from tvmflow.graph.passes import fold_exactly
+from tvmflow.graph.passes.winograd import shape_of
+from tvmflow.kernels.winograd import minimal_filtering
+from tvmflow.kernels.winograd.minimal_filtering import Shape
+from tvmflow.pipeline import plan
 from tvmflow.target import resolve, to_tvm
 
 Epilogue = Callable[[relax.BlockBuilder, relax.Expr], relax.Expr]
@@ -70,8 +71,8 @@ def prepared(
 ) -> tvm.IRModule:
     """The fused kernels; F(edge x edge, 3 x 3), where it is stated, was measured to be fastest for all convolutions."""
     with on or target():
-        steps = (*passes.winograd_steps("llvm", mode, lambda shape: edge), *passes.fuse_steps("llvm", True))
-        return passes.run(mod, steps, lambda *step: None)
+        steps = (*plan.winograd_steps("llvm", mode, lambda shape: edge), *plan.fuse_steps("llvm", True))
+        return plan.run(mod, steps, lambda *step: None)
 
 
 def rules(mod: tvm.IRModule) -> list[str]:
@@ -83,9 +84,9 @@ def rules(mod: tvm.IRModule) -> list[str]:
 def run(mod: tvm.IRModule, *arrays: np.ndarray, on: tvm.target.Target | None = None) -> np.ndarray:
     chosen = on or target()
     with chosen:
-        mod = passes.run(mod, passes.schedule_steps("llvm", False), lambda *step: None)
-        stripped, weights = constants.externalise(mod)
-        lowered = passes.run(stripped, passes.lower_steps(), lambda *step: None)
+        mod = plan.run(mod, plan.schedule_steps("llvm", False), lambda *step: None)
+        stripped, weights = fold_exactly.externalise(mod)
+        lowered = plan.run(stripped, plan.lower_steps(), lambda *step: None)
         built = relax.vm_build.build(lowered, chosen, relax_pipeline=None)
     machine = relax.VirtualMachine(built, tvm.cpu())
     return np.asarray(machine["main"](*map(tvm.runtime.tensor, arrays), *weights).numpy())
@@ -154,7 +155,7 @@ def test_threads_that_share_the_filters(edge: int, monkeypatch: pytest.MonkeyPat
     for name, value in (("LARGE_WEIGHTS", 0), ("FEW_TILES", 1 << 20), ("WORKING_SET", 1 << 16)):
         monkeypatch.setattr(winograd, name, value)
     shape = Shape(1, 15, 13, 64, 96, (1, 1, 1, 1))
-    plan = winograd.plan(shape, edge, target())
+    plan = minimal_filtering.plan(shape, edge, target())
     mod = prepared(module(shape), edge=edge)
     assert plan.by_filters
     assert plan.block < shape.tiles(edge), "more than one block"
@@ -306,14 +307,14 @@ def test_weights_must_be_constants() -> None:
     ids=str,
 )
 def test_it_is_chosen_where_it_pays(shape: Shape, edge: int | None) -> None:
-    plan = winograd.best_plan(shape, target())
+    plan = minimal_filtering.best_plan(shape, target())
     assert (plan and plan.edge) == edge
 
 
 def test_off_means_never() -> None:
     assert len(rules(prepared(module(LARGE)))) == 1
     assert rules(prepared(module(LARGE), "off")) == []
-    assert passes.winograd_steps("cuda", "auto") == ()
+    assert plan.winograd_steps("cuda", "auto") == ()
 
 
 def test_neither_a_task_nor_a_part_of_keys() -> None:

@@ -14,14 +14,14 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tvmflow import proposal as bucket_proposal
+from tvmflow import bucket_search as bucket_proposal
+from tvmflow.bucket_search import choice as bucketing
+from tvmflow.bucket_search import observed, plot, search, size_costs, tables
+from tvmflow.bucket_search.observed import Observed
+from tvmflow.bucket_search.search import SizeFunction
 from tvmflow.cli import cli
 from tvmflow.cli.tables import show
 from tvmflow.errors import InputError, UsageError
-from tvmflow.proposal import choice as bucketing
-from tvmflow.proposal import observed, plot, search, size_costs, tables
-from tvmflow.proposal.observed import Observed
-from tvmflow.proposal.search import SizeFunction
 
 Sizes = tuple[int, ...]
 NAMES = ("batch", "sequence", "width")

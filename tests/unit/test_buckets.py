@@ -13,7 +13,7 @@ from tvmflow import config
 from tvmflow.errors import ConfigError, InputError
 from tvmflow.flow import tuning
 from tvmflow.manifest import Padding
-from tvmflow.runtime.buckets import Chooser, dims_of, size_of
+from tvmflow.runtime.bucket_selection import Chooser, dims_of, size_of
 
 BATCHES, LENGTHS = (1, 2, 4, 8), (16, 32, 64)
 PRODUCT = [{"batch": batch, "length": length} for batch in BATCHES for length in LENGTHS]

@@ -12,7 +12,7 @@ import pytest
 
 from tvmflow.errors import InputError
 from tvmflow.manifest import Padding
-from tvmflow.runtime.buckets import Chooser, Sizes, size_of
+from tvmflow.runtime.bucket_selection import Chooser, Sizes, size_of
 
 DIMS = {"batch": 3, "größe": 11, "_s2": 0, "in": 4, "max": 6}
 

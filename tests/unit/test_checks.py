@@ -8,7 +8,7 @@ from onnx import TensorProto, helper
 from onnx.numpy_helper import from_array
 
 from tvmflow.errors import UnsupportedError
-from tvmflow.frontend.checks import check
+from tvmflow.frontend.onnx.checks import check
 
 CONVERTERS = frozenset({"Relu", "Add", "Cast", "Dropout", "BatchNormalization", "If", "com.microsoft::Gelu"})
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tvmflow import process
-from tvmflow.build import cubin, cuda
+from tvmflow.codegen import cubin, cuda
 from tvmflow.config import NumericsSection
 from tvmflow.errors import CompileError, SetupError, TargetError
 
@@ -198,5 +198,5 @@ def test_detect_arch_agrees_with_nvidia_smi() -> None:
 
 
 def test_importing_the_compile_step_does_not_import_tvm() -> None:
-    code = "import sys, tvmflow.build.cuda; sys.exit('tvm' in sys.modules)"
+    code = "import sys, tvmflow.codegen.cuda; sys.exit('tvm' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

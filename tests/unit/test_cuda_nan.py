@@ -5,10 +5,10 @@ from collections import Counter
 
 import pytest
 
-from tvmflow.build import cuda
+from tvmflow.codegen import cuda
 from tvmflow.config import NumericsSection
 from tvmflow.errors import SetupError
-from tvmflow.kernels.nan import propagate
+from tvmflow.kernels.rewrites.cuda_nan import propagate
 
 HEADERS = "#include <cuda_fp16.h>\n#include <cuda_bf16.h>\n"
 SOURCE = """extern "C" __global__ void floats(float* f, double* d) {

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tvmflow.build.numerics import cuda_options, llvm_attributes, pass_config
+from tvmflow.codegen.numerics import cuda_options, llvm_attributes, pass_config
 from tvmflow.config import NumericsSection
 
 PRECISE, FAST = NumericsSection(), NumericsSection(fast_math=True)

@@ -12,10 +12,10 @@ from onnx.numpy_helper import from_array
 
 from tvmflow import config
 from tvmflow.errors import ConfigError, TvmflowError
-from tvmflow.frontend import memory
-from tvmflow.frontend.onnx_file import read
-from tvmflow.frontend.onnx_graph import sort_nodes
-from tvmflow.frontend.onnx_shapes import check_memory, fix_shapes, input_shapes
+from tvmflow.frontend.onnx import memory
+from tvmflow.frontend.onnx.file import read
+from tvmflow.frontend.onnx.graph import sort_nodes
+from tvmflow.frontend.onnx.shapes import check_memory, fix_shapes, input_shapes
 
 
 def model(nodes, inputs=(("x", [4]),), outputs=("y",), weights=(), opset=18, ir=10):

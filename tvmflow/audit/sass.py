@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tvmflow.build import cubin, cuda
+from tvmflow.codegen import cubin, cuda
 
 _SECTION = re.compile(r"^\s*\.section\s+\.text\.([\w$]+)")
 _OTHER_SECTION = re.compile(r"^\s*\.section\s")

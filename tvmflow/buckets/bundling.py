@@ -19,7 +19,7 @@ from tvmflow.config import Config
 from tvmflow.errors import ConfigError, ModelError, TvmflowError, UnsupportedError, did_you_mean
 from tvmflow.manifest import Bucket, Bundle, Constant, Manifest, Padding, Signature, Stage, TensorSpec
 from tvmflow.proof import OnEvent
-from tvmflow.runtime.buckets import dims_of, size_of
+from tvmflow.runtime.bucket_selection import dims_of, size_of
 
 Build = Callable[[Config, Path, OnEvent], Manifest]
 UNSEEN = "the library was not run"
@@ -97,7 +97,7 @@ def _signature(cfg: Config) -> Signature:
     open_ = config.symbolic(cfg)
     try:
         (signature, _), _ = process.call(
-            "tvmflow.children.building:inspect", open_, what="importing the model", torch=frontend.needs_torch(cfg)
+            "tvmflow.pipeline.building:inspect", open_, what="importing the model", torch=frontend.needs_torch(cfg)
         )
     except ModelError as exc:
         raise type(exc)(

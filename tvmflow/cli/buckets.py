@@ -52,16 +52,16 @@ def buckets(
     --measure; in between it is interpolated. One bucket always is the largest size of every dimension. The output ends
     with the lines for a config file.
     """
-    from tvmflow import proposal
-    from tvmflow.proposal import plot as bucket_plot
-    from tvmflow.proposal import tables
+    from tvmflow import bucket_search
+    from tvmflow.bucket_search import plot as bucket_plot
+    from tvmflow.bucket_search import tables
 
     if plot is not None and plot.suffix != ".svg":
         raise UsageError(f"--plot {plot}: only SVG is drawn", "name a file that ends in .svg")
-    request = proposal.Request(trace, most, dict(map(_aligned, align)), measure)
+    request = bucket_search.Request(trace, most, dict(map(_aligned, align)), measure)
     with progress("importing the model") as on_event:
-        found = proposal.propose(options.config_of(**model), request, on_event)
-    show_either(tables.rendered(found), proposal.plain(found), as_json)
+        found = bucket_search.propose(options.config_of(**model), request, on_event)
+    show_either(tables.rendered(found), bucket_search.plain(found), as_json)
     if plot is not None:
         write_text("--plot", plot, bucket_plot.svg(found))
         if not as_json:

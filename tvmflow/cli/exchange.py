@@ -46,13 +46,14 @@ def verify(database: Path, config_file: Path | None, no_replay: bool, as_json: b
     processes of its own, runs no kernel and takes about 15 ms a record. Files that are merely not in order (after a
     merge without the merge driver) are named and do not fail.
     """
-    from tvmflow import config, exchange
+    from tvmflow import config
     from tvmflow.database import Store
+    from tvmflow.exchange import conversion
 
     if config_file is not None:
         database = config.load(config_file).tuning.database or database
     store = Store(database)
-    faults = store.verify(None if no_replay else exchange.replay)
+    faults = store.verify(None if no_replay else conversion.replay)
     if as_json:
         click.echo(json.dumps([asdict(fault) | {"path": str(fault.path)} for fault in faults]))
     elif not faults:
@@ -78,12 +79,12 @@ def export_records(
     All records, or those that meet the conditions given. Those files do not tell targets or numerics modes apart, so
     that all must be of one. What MetaSchedule has no place for is lost: the key, versions, machine, date, seed.
     """
-    from tvmflow import exchange
     from tvmflow.database import Store
     from tvmflow.database.selection import select
+    from tvmflow.exchange import conversion
 
     chosen = select(keys, target=target) if keys or target else lambda record: True
-    count, faults = exchange.export_files(Store(database), folder, chosen)
+    count, faults = conversion.export_files(Store(database), folder, chosen)
     click.echo(json.dumps({"records": count}) if as_json else f"{folder}: {count} records")
     fail_on(faults)
 
@@ -111,10 +112,10 @@ def import_records(folder: Path, database: Path, as_json: bool, debug: bool, **s
     """
     import pandas as pd
 
-    from tvmflow import exchange
     from tvmflow.database import Store, tables
+    from tvmflow.exchange import conversion
 
-    result = exchange.import_files(Store(database), folder, _stated(**stated))
+    result = conversion.import_files(Store(database), folder, _stated(**stated))
     if as_json:
         click.echo(tables.records(result.records).to_json(orient="records", double_precision=15))
     else:

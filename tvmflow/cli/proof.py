@@ -13,7 +13,7 @@ from tvmflow.cli.tables import progress, show_either
 from tvmflow.errors import DatabaseError, UsageError, VerifyError
 
 if TYPE_CHECKING:
-    from tvmflow.findings import Bisection
+    from tvmflow.diagnosis.findings import Bisection
 
 
 @click.command()

@@ -18,7 +18,7 @@ from tvmflow.errors import UsageError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from tvmflow.children.tuning import Compared
+    from tvmflow.tuning.child import Compared
     from tvmflow.tuning.session import Progress
 
 

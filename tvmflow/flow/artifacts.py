@@ -9,16 +9,18 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tvmflow import artifact, bench, config, frontend, in_model, npz, process, proof, verify
+from tvmflow import artifact, bench, config, frontend, npz, process, proof
 from tvmflow.audit import Audit
-from tvmflow.buckets import proof as bucket_proof
+from tvmflow.buckets import verification as bucket_proof
 from tvmflow.config import Config
+from tvmflow.diagnosis import attribution, bisection
+from tvmflow.diagnosis.findings import Attribution, Bisection
+from tvmflow.diagnosis.step_search import Subject
 from tvmflow.errors import ArtifactError, CompileError, ModelError, UsageError
-from tvmflow.findings import Attribution, Bisection
 from tvmflow.flow import compiling
 from tvmflow.manifest import Bundle, Described, Manifest, Verdict
-from tvmflow.proof import attribution, bisection
-from tvmflow.proof.step_search import Subject
+from tvmflow.tuning import in_model
+from tvmflow.verification import compare
 
 Feeds: TypeAlias = Mapping[str, np.ndarray]
 
@@ -95,7 +97,7 @@ def audit_artifact(path: Path, timed: bool, model: Path | None) -> dict[str, Aud
             feeds = [proof.accepted(_first_seed(one, model), one) for _, one in libraries]
             seconds = in_model.kernel_seconds(*zip((place for place, _ in libraries), feeds, strict=True))
         found, _ = process.call(
-            "tvmflow.children.running:audit_libraries",
+            "tvmflow.verification.child:audit_libraries",
             libraries,
             seconds,
             what="auditing the library",
@@ -120,7 +122,7 @@ def bench_artifact(
             on_event(f"timing {name or one.name}")
             cfg = _first_seed(one, model)
             samples, _ = process.call(
-                "tvmflow.children.running:time_beside_peer",
+                "tvmflow.verification.child:time_beside_peer",
                 cfg,
                 place,
                 proof.accepted(cfg, one),
@@ -148,7 +150,7 @@ def _drawn(manifest: Manifest | Bundle, seed: int, sizes: Mapping[str, int]) -> 
     smallest = manifest.buckets[0].dims if isinstance(manifest, Bundle) else {}
     stated = {name: (size,) for name, size in {**smallest, **sizes}.items()}
     section = section.model_copy(update={"dims": {**section.dims, **stated}})
-    return next(verify.candidates(manifest.signature, section, seed)).inputs
+    return next(compare.candidates(manifest.signature, section, seed)).inputs
 
 
 def _first_seed(manifest: Manifest, model: Path | None) -> Config:

@@ -11,12 +11,13 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from tvmflow import artifact, config, frontend, in_model, process, proof
+from tvmflow import artifact, config, frontend, process, proof
 from tvmflow.buckets import bundling
-from tvmflow.buckets import proof as bucket_proof
+from tvmflow.buckets import verification as bucket_proof
 from tvmflow.config import Config
 from tvmflow.errors import OutputError
 from tvmflow.manifest import Bundle, Manifest, Signature, Stage, Verdict
+from tvmflow.tuning import in_model
 
 Feeds: TypeAlias = Mapping[str, np.ndarray]
 AnyManifest = TypeVar("AnyManifest", Manifest, Bundle)
@@ -57,7 +58,7 @@ def compile_model(cfg: Config, out: Path, options: Options = DEFAULTS) -> Manife
 def passes(cfg: Config) -> dict[str, list[tuple[str, str]]]:
     """The named passes of this config's pipeline, per phase, each with why it is there."""
     listing, _ = process.call(
-        "tvmflow.children.building:passes", cfg, what="listing the passes", torch=frontend.needs_torch(cfg)
+        "tvmflow.pipeline.building:passes", cfg, what="listing the passes", torch=frontend.needs_torch(cfg)
     )
     return dict(listing)
 
@@ -65,7 +66,7 @@ def passes(cfg: Config) -> dict[str, list[tuple[str, str]]]:
 def inspect_model(cfg: Config) -> tuple[Signature, tuple[str, ...]]:
     """Imports a model and says what goes in and out, and what was rewritten on the way."""
     (signature, notes), _ = process.call(
-        "tvmflow.children.building:inspect", cfg, what="importing the model", torch=frontend.needs_torch(cfg)
+        "tvmflow.pipeline.building:inspect", cfg, what="importing the model", torch=frontend.needs_torch(cfg)
     )
     return signature, notes
 
@@ -79,7 +80,7 @@ def build(cfg: Config, folder: Path, options: Options = DEFAULTS) -> Manifest:
             raise OutputError(f"--dump-ir {options.dump_ir}: {exc.strerror}", "name a folder") from None
     with proof.cuda_env(cfg.target.kind) as env:
         manifest, usage = process.call(
-            "tvmflow.children.building:build",
+            "tvmflow.pipeline.building:build",
             cfg,
             folder,
             options.dump_ir,

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvmflow import config, frontend, in_model, process, proof
+from tvmflow import config, frontend, process, proof
 from tvmflow.buckets import bundling
-from tvmflow.children.tuning import Compared
 from tvmflow.config import Config
 from tvmflow.flow import compiling
+from tvmflow.tuning import in_model
+from tvmflow.tuning.child import Compared
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ def tasks(cfg: Config) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for name, one in bundling.configs_of(cfg).items():
         found, _ = process.call(
-            "tvmflow.children.tuning:tasks", one, what="extracting the tasks", torch=frontend.needs_torch(one)
+            "tvmflow.tuning.child:tasks", one, what="extracting the tasks", torch=frontend.needs_torch(one)
         )
         bucket = {"bucket": name} if name else {}
         rows += [bucket | row for row in found]
@@ -65,7 +66,7 @@ def tune(cfgs: Sequence[Config], what: Selection, on_event: Callable[[Any], None
     models = per_bucket(cfgs)
     with proof.cuda_env(cfgs[0].target.kind) as env:
         found, _ = process.call(
-            "tvmflow.children.tuning:tune",
+            "tvmflow.tuning.child:tune",
             [one for _, one in models],
             what.pattern,
             what.shard,
@@ -95,7 +96,7 @@ def compare_methods(cfgs: Sequence[Config], again: bool, on_event: Callable[[Any
         return []
     models = [one for _, one in per_bucket(served)]
     found, _ = process.call(
-        "tvmflow.children.tuning:compare_methods",
+        "tvmflow.tuning.child:compare_methods",
         models,
         again,
         what="comparing methods",

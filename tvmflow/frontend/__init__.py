@@ -39,10 +39,10 @@ def load(config: Config) -> Model:
         from tvmflow.frontend import torch
 
         return torch.load(_torch_source(config), config.model.inputs, config.shapes.dims)
-    from tvmflow.frontend import onnx
+    from tvmflow.frontend.onnx import loading
 
     assert config.model.path is not None
-    return onnx.load(config.model.path, config.model.inputs, config.shapes.dims)
+    return loading.load(config.model.path, config.model.inputs, config.shapes.dims)
 
 
 def inputs(config: Config) -> tuple[TensorSpec, ...]:
@@ -52,10 +52,10 @@ def inputs(config: Config) -> tuple[TensorSpec, ...]:
     """
     if is_torch(config):
         return load(config).signature.inputs
-    from tvmflow.frontend import onnx
+    from tvmflow.frontend.onnx import loading
 
     assert config.model.path is not None
-    return onnx.inputs(config.model.path, config.model.inputs, config.shapes.dims)
+    return loading.inputs(config.model.path, config.model.inputs, config.shapes.dims)
 
 
 def data_files(config: Config) -> dict[str, Path]:
@@ -63,9 +63,9 @@ def data_files(config: Config) -> dict[str, Path]:
     path = config.model.path
     if path is None or is_torch(config):
         return {}
-    from tvmflow.frontend import onnx_file
+    from tvmflow.frontend.onnx import file
 
-    return {location: path.parent / location for location in onnx_file.data_locations(path)}
+    return {location: path.parent / location for location in file.data_locations(path)}
 
 
 def first_accepted(config: Config, rows: Sequence[Sequence[Feeds]]) -> tuple[int, str, list[list[np.ndarray]]]:
@@ -103,7 +103,7 @@ def run_reference(config: Config, feeds: Sequence[Feeds]) -> tuple[str, list[lis
         from tvmflow.frontend import torch
 
         return torch.VERSION, torch.run_eager(_torch_source(config), feeds)
-    from tvmflow.frontend.reference import run_onnx
+    from tvmflow.frontend.onnx.reference import run_onnx
 
     assert config.model.path is not None
     kind = "auto" if config.verify.reference == "torch" else config.verify.reference

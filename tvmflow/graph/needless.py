@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import tvm
 from tvm import relax
 
-from tvmflow.graph.cancel import axes_of, undoes
+from tvmflow.graph.passes.cancel_transposes import axes_of, undoes
 
 # Operators that treat every element alike: they may run before a transpose or behind it.
 ELEMENTWISE = frozenset(

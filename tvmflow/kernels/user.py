@@ -25,7 +25,7 @@ from tvm.tirx import IntImm, PrimFunc
 from tvmflow.artifact import file_entry
 from tvmflow.config import KernelSection
 from tvmflow.errors import ConfigError, did_you_mean, first_line
-from tvmflow.kernels.default import RULE_ATTR
+from tvmflow.kernels.schedules.default_schedule import RULE_ATTR
 
 USER_ATTR = "tvmflow.user_kernel"  # on a function of the user's: the name it has in the config
 OPERATORS_ATTR = "tvmflow.operators"  # on a function of several operators: their names in order, joined by commas

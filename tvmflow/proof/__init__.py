@@ -10,12 +10,13 @@ from pathlib import Path
 
 import numpy as np
 
-from tvmflow import artifact, frontend, host, npz, process, verify
+from tvmflow import artifact, frontend, host, npz, process
 from tvmflow.config import Config
 from tvmflow.errors import ArtifactError, ReferenceRunError, TvmflowError, VerifyError
 from tvmflow.manifest import Described, Manifest, RunVerdict, Signature, Verdict
-from tvmflow.proof.partial_build import Part
+from tvmflow.pipeline.partial import Part
 from tvmflow.runtime import inputs
+from tvmflow.verification import compare
 
 OnEvent = Callable[[str], None]
 RUN_ENV = {"TVM_USE_RUNTIME_LIB": "1"}  # a process that only runs a library needs no compiler
@@ -25,7 +26,7 @@ RUN_ENV = {"TVM_USE_RUNTIME_LIB": "1"}  # a process that only runs a library nee
 class Truth:
     """Inputs that the reference accepts, its name, and per input its outputs in the signature's order."""
 
-    feeds: Sequence[verify.Feeds]
+    feeds: Sequence[compare.Feeds]
     name: str
     want: Sequence[list[np.ndarray]]
 
@@ -36,7 +37,7 @@ def cuda_env(kind: str) -> Iterator[dict[str, str]]:
     if kind != "cuda":
         yield {}
         return
-    from tvmflow.build import cuda
+    from tvmflow.codegen import cuda
 
     with tempfile.TemporaryDirectory(prefix="tvmflow-") as stub:
         yield cuda.loader_env(Path(stub))
@@ -46,7 +47,7 @@ def build_part(part: Part, folder: Path, whole: Manifest) -> Manifest:
     """Builds a part in a process of its own; `whole` is the manifest of the whole build."""
     with cuda_env(part.cfg.target.kind) as env:
         manifest, _ = process.call(
-            "tvmflow.proof.partial_build:build",
+            "tvmflow.pipeline.partial:build",
             part,
             folder,
             whole,
@@ -61,7 +62,7 @@ def build_part(part: Part, folder: Path, whole: Manifest) -> Manifest:
 def obstacle(manifest: Described) -> str:
     """Why a library cannot be run on this machine; empty where it can."""
     if manifest.target.kind == "cuda":
-        from tvmflow.build import cuda
+        from tvmflow.codegen import cuda
 
         return "" if cuda.detect_arch() else "no GPU is here"
     try:
@@ -91,7 +92,7 @@ def run(
 ) -> list[list[np.ndarray]]:
     with cuda_env(manifest.target.kind) as env:
         results, _ = process.call(
-            "tvmflow.children.running:run",
+            "tvmflow.verification.child:run",
             folder,
             feeds,
             threads,
@@ -146,7 +147,7 @@ def reference(cfg: Config, manifest: Manifest) -> Truth:
     return first_accepted(cfg, list(_feeds(cfg, manifest)))
 
 
-def first_accepted(cfg: Config, rows: Sequence[Sequence[verify.Feeds]]) -> Truth:
+def first_accepted(cfg: Config, rows: Sequence[Sequence[compare.Feeds]]) -> Truth:
     """What the reference gives on the first of `rows` that it accepts as a whole.
 
     All rows go to one process. Where one of them brings that down, each gets a process of its own.
@@ -175,7 +176,7 @@ def first_accepted(cfg: Config, rows: Sequence[Sequence[verify.Feeds]]) -> Truth
     )
 
 
-def each_accepted(cfg: Config, feeds: Sequence[verify.Feeds]) -> list[list[np.ndarray] | None]:
+def each_accepted(cfg: Config, feeds: Sequence[compare.Feeds]) -> list[list[np.ndarray] | None]:
     """What the reference gives on each of `feeds`; None where it refuses them, as models do wrong sizes."""
     if not feeds:
         return []
@@ -204,7 +205,7 @@ def compared(
     cfg: Config,
     signature: Signature,
     narrowest: str,
-    feeds: verify.Feeds,
+    feeds: compare.Feeds,
     got: list[np.ndarray],
     want: list[np.ndarray],
 ) -> RunVerdict:
@@ -213,41 +214,41 @@ def compared(
     `narrowest` is the narrowest float dtype that the library computes in.
     """
     tolerances = [
-        verify.tolerance(spec.name, w, cfg.verify, narrowest) for spec, w in zip(signature.outputs, want, strict=True)
+        compare.tolerance(spec.name, w, cfg.verify, narrowest) for spec, w in zip(signature.outputs, want, strict=True)
     ]
     outputs = tuple(
-        verify.compare_output(spec.name, g, w, tolerance)
+        compare.compare_output(spec.name, g, w, tolerance)
         for spec, g, w, tolerance in zip(signature.outputs, got, want, tolerances, strict=True)
     )
     return RunVerdict(inputs=feeds.origin, dims=feeds.dims, outputs=outputs)
 
 
-def _weaknesses(feeds: Sequence[verify.Feeds]) -> tuple[str, ...]:
+def _weaknesses(feeds: Sequence[compare.Feeds]) -> tuple[str, ...]:
     sizes = [f.dims for f in feeds if f.dims]
     if sizes and all(size == 1 for dims in sizes for size in dims.values()):
         return ("symbolic dimensions were only tried with size 1; [verify.dims] gives better ones",)
     return ()
 
 
-def _feeds(cfg: Config, manifest: Manifest) -> Iterator[list[verify.Feeds]]:
+def _feeds(cfg: Config, manifest: Manifest) -> Iterator[list[compare.Feeds]]:
     """Inputs to try, the most telling first: one list, with one entry per seed, after another."""
     if cfg.verify.inputs is not None:
         arrays = npz.read(cfg.verify.inputs)
         inputs.check(manifest.signature, arrays)
-        yield [verify.Feeds(arrays, {}, cfg.verify.inputs.name)]
+        yield [compare.Feeds(arrays, {}, cfg.verify.inputs.name)]
         return
-    per_seed = (verify.candidates(manifest.signature, cfg.verify, seed) for seed in cfg.verify.seeds)
+    per_seed = (compare.candidates(manifest.signature, cfg.verify, seed) for seed in cfg.verify.seeds)
     examples = _examples(cfg)
     yield from ([*examples, *row] for row in zip(*per_seed, strict=True))
     if examples:
         yield examples
 
 
-def _examples(cfg: Config) -> list[verify.Feeds]:
+def _examples(cfg: Config) -> list[compare.Feeds]:
     """The inputs that the model brings along, if any."""
     if not frontend.is_torch(cfg):
         return []
     inputs, _ = process.call(
         "tvmflow.frontend:examples", cfg, what="the reference", error=ReferenceRunError, torch=True
     )
-    return [verify.Feeds(inputs, {}, "example")]
+    return [compare.Feeds(inputs, {}, "example")]

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from tvmflow import bench, config
 from tvmflow.artifact import CONSTANTS
-from tvmflow.findings import Attribution, Bisection
+from tvmflow.diagnosis.findings import Attribution, Bisection
 from tvmflow.manifest import Bundle, Described, Manifest, Signature, TargetInfo, TensorSpec, Verdict
 from tvmflow.report import audit
 

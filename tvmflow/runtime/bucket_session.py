@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from tvmflow.manifest import Bundle, Signature, TensorSpec
-from tvmflow.runtime import buckets, vm
+from tvmflow.runtime import bucket_selection, vm
 from tvmflow.runtime import inputs as inputs_
-from tvmflow.runtime.buckets import Chooser, Piece
+from tvmflow.runtime.bucket_selection import Chooser, Piece
 from tvmflow.runtime.session import Into, Session, as_array
 
 
@@ -27,7 +27,7 @@ class BucketSession:
         self._places = {dim: _place(manifest.signature, dim) for dim in self._dims}
         self._chooser = Chooser([bucket.dims for bucket in manifest.buckets], manifest.padding)
         self._by_sizes = {tuple(bucket.dims.values()): index for index, bucket in enumerate(manifest.buckets)}
-        self._output_sizes = buckets.output_sizes(self.signature)
+        self._output_sizes = bucket_selection.output_sizes(self.signature)
 
     @property
     def signature(self) -> Signature:
@@ -52,7 +52,7 @@ class BucketSession:
         if exact is not None:
             return self.sessions[exact].run_list(values, into)
         pieces = self._chooser.pieces(sizes)
-        buckets.check_outputs(self.signature, self._output_sizes, sizes)
+        bucket_selection.check_outputs(self.signature, self._output_sizes, sizes)
         arrays = {name: self._on_cpu(value) for name, value in values.items()}
         outputs = self._joined(pieces, sizes, [self._run_piece(piece, arrays) for piece in pieces])
         return outputs if into is None else [into(vm.to_device(vm.to_tensor(out), self._device)) for out in outputs]
@@ -67,7 +67,7 @@ class BucketSession:
         held = self.manifest.buckets[piece.bucket].dims
         feeds = {spec.name: self._part(spec, arrays[spec.name], piece, held) for spec in self.signature.inputs}
         outputs = self.sessions[piece.bucket].run_list(feeds)
-        return buckets.cut(outputs, self._output_sizes, piece.sizes)
+        return bucket_selection.cut(outputs, self._output_sizes, piece.sizes)
 
     def _part(self, spec: TensorSpec, array: np.ndarray, piece: Piece, held: Mapping[str, int]) -> np.ndarray:
         """A piece of one input, padded to the bucket."""

@@ -13,7 +13,7 @@ from tvm.s_tir.schedule import ScheduleError
 
 from tvmflow.database import Record
 from tvmflow.database.keys import fingerprint
-from tvmflow.kernels import repacking, shared_layouts
+from tvmflow.kernels.schedules import repacking, share_layouts
 from tvmflow.tasks import Task, replay, trace_json
 from tvmflow.tuning import space
 from tvmflow.tuning.measure import Measured, Measurer
@@ -202,9 +202,9 @@ def _fault(search: Search, schedule: Schedule, quarantined: Collection[str]) -> 
 def _keeps_layouts(search: Search, schedule: Schedule) -> bool:
     """Whether weights that other shapes read too stay in the layout of the default schedule."""
     main = search.task.mod["main"]
-    if search.default is None or not shared_layouts.are_wanted(main):
+    if search.default is None or not share_layouts.are_wanted(main):
         return True
-    return shared_layouts.of(schedule.mod["main"]) == shared_layouts.of(search.default.mod["main"])
+    return share_layouts.of(schedule.mod["main"]) == share_layouts.of(search.default.mod["main"])
 
 
 def _commit(search: Search, candidate: Candidate, target: tvm.target.Target) -> None:

@@ -13,11 +13,12 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import ScheduleError
 
-from tvmflow.graph import passes
 from tvmflow.host import cores
-from tvmflow.kernels import blocking, shared_layouts, tf32_product
-from tvmflow.kernels import default as cpu_default
-from tvmflow.kernels.axes import Registers
+from tvmflow.kernels.schedules import blocking, share_layouts
+from tvmflow.kernels.schedules import default_schedule as cpu_default
+from tvmflow.kernels.schedules.axes import Registers
+from tvmflow.kernels.tf32 import schedule_tf32
+from tvmflow.pipeline import plan
 from tvmflow.target import machine_of
 from tvmflow.tuning import tensor_cores
 
@@ -54,7 +55,7 @@ def context(mod: tvm.IRModule, target: tvm.target.Target, name: str, seed: int, 
 
     if target.kind.name == "cuda":
         # "from-target" would add tensor cores, whose intrinsics for float16 and int8 take 20 s to load.
-        product = tf32_product.find(Schedule(mod)) if tf32 else None
+        product = schedule_tf32.find(Schedule(mod)) if tf32 else None
         if product is not None:
             return made(
                 ms.space_generator.PostOrderApply(
@@ -65,7 +66,7 @@ def context(mod: tvm.IRModule, target: tvm.target.Target, name: str, seed: int, 
     chosen = made(ms.space_generator.PostOrderApply()).space_generator
     rules = [_rule(rule) for rule in chosen.sch_rules]
     postprocs = list(chosen.postprocs)
-    if shared_layouts.are_wanted(mod["main"]) and not _blocked(Schedule(mod, debug_mask="none"), target):
+    if share_layouts.are_wanted(mod["main"]) and not _blocked(Schedule(mod, debug_mask="none"), target):
         postprocs = [postproc for postproc in postprocs if not isinstance(postproc, ms.postproc.RewriteLayout)]
     return made(
         ms.space_generator.PostOrderApply(
@@ -80,9 +81,9 @@ def default(mod: tvm.IRModule, target: tvm.target.Target, tf32: bool = False) ->
     With `tf32`, a product's on a GPU is ours for tensor cores.
     """
     if target.kind.name == "cuda":
-        if tf32 and (own := tf32_product.schedule_of(mod))[1]:
+        if tf32 and (own := schedule_tf32.schedule_of(mod))[1]:
             return own[0]
-        found = (rule.apply(mod["main"], target, False) for rule in passes.gpu_rules())
+        found = (rule.apply(mod["main"], target, False) for rule in plan.gpu_rules())
         fitting = next((scheduled for scheduled in found if scheduled is not None), None)
         return fitting or Schedule(mod, debug_mask="none")
     with target:
@@ -97,7 +98,7 @@ def designs(context: ms.TuneContext) -> list[Schedule]:
     own = Schedule(context.mod, seed=context.rand_state, debug_mask="none")
     if not _blocked(own, context.target):
         return list(context.generate_design_space())
-    return [own] if shared_layouts.are_wanted(context.mod["main"]) else [*context.generate_design_space(), own]
+    return [own] if share_layouts.are_wanted(context.mod["main"]) else [*context.generate_design_space(), own]
 
 
 def _blocked(schedule: Schedule, target: tvm.target.Target) -> bool:

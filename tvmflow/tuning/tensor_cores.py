@@ -11,8 +11,8 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.meta_schedule.schedule_rule import ReuseType
 from tvm.s_tir.schedule import ScheduleError
 
-from tvmflow.kernels import tf32
-from tvmflow.kernels.tf32_product import Product
+from tvmflow.kernels.tf32 import intrinsics
+from tvmflow.kernels.tf32.schedule_tf32 import Product
 
 PLACE = "meta_schedule.auto_tensorize"  # where MetaSchedule's rules say which intrinsic a block shall become
 
@@ -21,13 +21,13 @@ def rules(product: Product) -> list[ms.ScheduleRule]:
     """MetaSchedule's rules for a GPU, with the one that puts `product` on tensor cores before its tiling."""
     first, *others = ms.ScheduleRule.create("cuda")
     tensor_cores = ms.schedule_rule.MultiLevelTilingTensorCore(
-        [tf32.group(product.a_by_k, product.b_by_k)],
+        [intrinsics.group(product.a_by_k, product.b_by_k)],
         "SSSRRSRS",
         ["blockIdx.y", "blockIdx.x", "threadIdx.y"],
         max_innermost_factor=4,
         vector_load_lens=[1, 2, 4],
-        reuse_read=ReuseType("must", [4], tf32.SHARED),
-        reuse_write=ReuseType("must", [2], tf32.SHARED),
+        reuse_read=ReuseType("must", [4], intrinsics.SHARED),
+        reuse_write=ReuseType("must", [2], intrinsics.SHARED),
     )
     return [first, tensor_cores, *others]
 
@@ -56,7 +56,7 @@ class Tensorise(ms.postproc.PyPostproc):  # type: ignore[misc]  # TVM's modules 
                 if intrinsic.startswith(("tf32_load", "tf32_multiply")):
                     schedule.set_scope(block, 0, "local")
                 if intrinsic.startswith("tf32_load"):
-                    align = tf32.alignment(by_k=intrinsic == "tf32_load_8x16")
+                    align = intrinsics.alignment(by_k=intrinsic == "tf32_load_8x16")
                     schedule.storage_align(schedule.get_producers(block)[0], 0, -2, *align)
             for block, intrinsic in places:
                 schedule.unannotate(block, PLACE)

@@ -19,8 +19,8 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Instruction
 
 from tvmflow.database import Record, unpack
-from tvmflow.kernels import repacking
-from tvmflow.kernels.axes import blocks_of
+from tvmflow.kernels.schedules import repacking
+from tvmflow.kernels.schedules.axes import blocks_of
 from tvmflow.tasks import REPLAY_ERRORS, replay
 
 NEAREST = 3

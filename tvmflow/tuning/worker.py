@@ -24,7 +24,8 @@ from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 
 from tvmflow.errors import SetupError, TargetError
 from tvmflow.host import THREADING
-from tvmflow.kernels import comparisons, extremes, gelu, prefetch, vector_math
+from tvmflow.kernels.mathematics import vector_math
+from tvmflow.kernels.rewrites import compare_exactly, prefetch, recognise_gelu, start_from_infinity
 
 MEMORY_BYTES = 8 << 30  # of data; a candidate that asks for more fails alone
 COLD_BYTES = 48 << 20  # weights rotate over copies of this size together, so that each run finds its own cold
@@ -104,8 +105,8 @@ def library(job: Job, target: tvm.target.Target) -> Any:
     mod = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(tvm.ir.load_json(job.module_json))
     if str(target.kind) == "llvm":
         vector_math.register()  # all as in the library that the schedule ends up in
-        mod = prefetch.inserted(extremes.from_infinity(gelu.recognised(mod, target)), target)
-    mod = comparisons.exact(mod, str(target.kind))
+        mod = prefetch.inserted(start_from_infinity.from_infinity(recognise_gelu.recognised(mod, target)), target)
+    mod = compare_exactly.exact(mod, str(target.kind))
     with tvm.transform.PassContext(opt_level=3, config={"tirx.disable_assert": True}):
         return tvm.tirx.build(mod, target=target)
 

@@ -1,0 +1,59 @@
+"""Finds the first node of an ONNX model whose value the import gets wrong, and writes it as a model of its own."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from tvmflow import frontend, npz, process, proof
+from tvmflow.config import Config
+from tvmflow.diagnosis import reproduction
+from tvmflow.errors import ReferenceRunError, UnsupportedError, VerifyError
+from tvmflow.manifest import Manifest
+from tvmflow.pipeline.partial import Part
+from tvmflow.verification import compare
+
+NODE = "node.onnx"
+
+
+def locate(cfg: Config, whole: Manifest, truth: proof.Truth, out: Path) -> tuple[str, str] | None:
+    """The node and what is wrong with its value on the truth's first inputs; None where each alone is right.
+
+    The reproducer goes to `out`. Raises what the reference, the frontend and the build raise of a model of which every
+    value is an output.
+    """
+    if frontend.is_torch(cfg) or cfg.model.path is None:
+        raise UnsupportedError("the nodes of a PyTorch model cannot be looked at one by one", "export it to ONNX")
+    feeds = truth.feeds[0].inputs
+    with tempfile.TemporaryDirectory(prefix="tvmflow-") as name:
+        probe, folder = Path(name) / cfg.model.path.name, Path(name) / "library"
+        folder.mkdir()
+        names = _call("tvmflow.frontend.onnx.probe:expose", cfg.model.path, probe)
+        exposed = cfg.model_copy(update={"model": cfg.model.model_copy(update={"path": probe})})
+        _, (want,) = _call("tvmflow.frontend:run_reference", exposed, [feeds])
+        signature, _ = _call("tvmflow.pipeline.building:inspect", exposed)
+        built = proof.build_part(
+            Part(exposed, whole.layout.choice, 0), folder, whole.model_copy(update={"signature": signature})
+        )
+        (got,) = proof.run(folder, built, [feeds], None, VerifyError)
+    values = dict(zip(names, want, strict=True))
+    for result, g, w in zip(names, got, want, strict=True):
+        tolerance = compare.tolerance(result, w, cfg.verify, whole.narrowest_float)
+        verdict = compare.compare_output(result, g, w, tolerance)
+        if not verdict.ok:
+            return _written(cfg.model.path, result, {**values, **feeds}, out), f"`{result}`: {verdict.reason}"
+    return None
+
+
+def _written(model: Path, result: str, values: dict[str, Any], out: Path) -> str:
+    """The reproducer of a node; returns what the node is called."""
+    out.mkdir(parents=True, exist_ok=True)
+    node, inputs = _call("tvmflow.frontend.onnx.probe:isolate", model, result, values, out / NODE)
+    npz.write(out / reproduction.INPUTS, {name: values[name] for name in inputs})
+    reproduction.write_case(out, "node", {"summary": f"the import of {node} is wrong"})
+    return str(node)
+
+
+def _call(function: str, *args: Any) -> Any:
+    return process.call(function, *args, what="looking between the model's nodes", error=ReferenceRunError)[0]

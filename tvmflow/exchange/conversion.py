@@ -1,0 +1,139 @@
+"""What `tvmflow db` does with TVM: replay records, hand them to MetaSchedule, take them from it.
+
+Every record is handled in a child process. One that the child dies of costs itself alone: a new child goes on behind
+it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tvmflow import process
+from tvmflow.database import Fault, Record, Store, metaschedule
+from tvmflow.database.store import folder_name
+from tvmflow.errors import DatabaseError, UsageError
+
+MAX_DEATHS = 20
+
+Item = tuple[object, tuple[Any, ...]]
+"""A group, of which one is enough, and the arguments of a function of children.database."""
+
+
+@dataclass(frozen=True)
+class Imported:
+    """The records that were made; how many of them the database took; how many lines hold a candidate that could not
+    be measured; and what was refused."""
+
+    records: tuple[Record, ...]
+    taken: int
+    unmeasured: int
+    faults: tuple[Fault, ...]
+
+
+def replay(records: Sequence[Record]) -> dict[str, str]:
+    """What is wrong with each record, by key, where its trace does not apply to its workload or that is another's."""
+    _, refused = _each("check", [(record.key, (record,)) for record in records], "replaying it")
+    return {records[index].key: why for index, why in refused.items()}
+
+
+def export_files(store: Store, folder: Path, chosen: Callable[[Record], bool]) -> tuple[int, tuple[Fault, ...]]:
+    """Writes the chosen records as MetaSchedule's two files; returns how many, and the faults of what was left out.
+
+    Raises UsageError where there are none, or of several targets, which those files could not tell apart.
+    """
+    reading = store.read()
+    records = [record for record in reading.records if chosen(record)]
+    found = sorted({folder_name(record.parts) for record in records})
+    if not records:
+        raise UsageError(f"{store.path}: holds no record that was asked for", "`tvmflow db show` lists them all")
+    if len(found) > 1:
+        raise UsageError(
+            f"records of {len(found)} targets: {', '.join(found)}",
+            "MetaSchedule's files do not tell targets apart: choose one with --target",
+        )
+    done, refused = _each("exported", [(record.key, (record,)) for record in records], "exporting it")
+    entries = [(records[index].parts.workload, *lines) for index, lines in sorted(done.items())]
+    count = metaschedule.write(folder, entries)
+    faults = tuple(
+        Fault(store.path, 0, records[index].key, why, "tune it again; `tvmflow db verify` checks them all")
+        for index, why in sorted(refused.items())
+    )
+    return count, reading.faults + faults
+
+
+def import_files(store: Store, folder: Path, stated: metaschedule.Stated) -> Imported:
+    """Takes the fastest candidate of each workload and target from MetaSchedule's two files into the database.
+
+    Where one is refused the next fastest is tried; where the database has one as fast, that stays, because it knows
+    where it comes from. Raises DatabaseError where the files cannot be read.
+    """
+    known = store.read().by_key if store.path.exists() else {}
+    reading = metaschedule.read(folder)
+    groups = [(one.workload_line, one.target) for one in reading.candidates]
+    trials = Counter(groups)
+    items: list[Item] = [
+        (group, (one.workload, one.text, stated, trials[group]))
+        for group, one in zip(groups, reading.candidates, strict=True)
+    ]
+    done, refused = _each("imported", items, "importing it")
+    records = tuple(done.values())
+    better = [one for one in records if one.key not in known or one.median_s < known[one.key].median_s]
+    if better:
+        store.add(better)
+    faults: dict[object, list[int]] = {}
+    for index, why in sorted(refused.items()):
+        faults.setdefault((groups[index], why), []).append(index)
+    path = folder / metaschedule.TUNING_RECORDS
+    named = tuple(
+        _refusal(path, [reading.candidates[i].line for i in indices], refused[indices[0]])
+        for indices in faults.values()
+    )
+    return Imported(records, len(better), reading.unmeasured, reading.faults + named)
+
+
+def _refusal(path: Path, lines: list[int], why: str) -> Fault:
+    more = f" (and so {len(lines) - 1} more of its workload)" if len(lines) > 1 else ""
+    return Fault(path, min(lines), None, why + more, "the next fastest of its workload is taken, where there is one")
+
+
+def _each(function: str, items: Sequence[Item], what: str) -> tuple[dict[int, Any], dict[int, str]]:
+    """What children.database.each says of the items, by index: the values, and why others were refused."""
+    done: dict[int, Any] = {}
+    refused: dict[int, str] = {}
+    left = list(range(len(items)))
+    for _ in range(MAX_DEATHS):
+        if not left:
+            break
+        culprit = _until_death(function, [items[index] for index in left], what, (done, refused, left))
+        finished = {items[index][0] for index in done}
+        left = [index for index in left if index > culprit and items[index][0] not in finished]
+    return done, refused | dict.fromkeys(left, f"not looked at: {MAX_DEATHS} before it ended their process")
+
+
+def _until_death(
+    function: str, items: Sequence[Item], what: str, outcome: tuple[dict[int, Any], dict[int, str], list[int]]
+) -> int:
+    """One child over `items`, whose indices are the last of `outcome`; the index of the item that it died of, or of the
+    last one."""
+    done, refused, indices = outcome
+    begun: list[int] = []
+
+    def on_event(event: Any) -> None:
+        kind, place, *said = event
+        if kind == "begin":
+            begun.append(indices[place])
+        else:
+            (done if kind == "done" else refused)[indices[place]] = said[0]
+
+    try:
+        process.call("tvmflow.exchange.child:each", function, items, what=what, error=DatabaseError, on_event=on_event)
+    except DatabaseError as exc:
+        if not exc.crashed or not begun:
+            raise
+        refused[begun[-1]] = "it takes too long" if "SIGALRM" in exc.message else exc.message
+        return begun[-1]
+    return indices[-1]
