@@ -18,6 +18,7 @@ from tvmflow.frontend.torch import source
 PROGRAM = "m/models/model.json"
 WEIGHTS = "m/data/weights/model_weights_config.json"
 CONSTANTS = "m/data/constants/model_constants_config.json"
+ENUM = json.dumps(["o", {"__enum__": True, "fqn": "this:d", "name": "p"}])  # imports a module
 Members = dict[str, bytes]
 
 
@@ -130,7 +131,7 @@ VARIANTS: dict[str, Callable[[Members, str], None]] = {
     "function of torch": changed(PROGRAM, lambda body: node(body).update(target="torch.serialization.os.system")),
     "structure": changed(PROGRAM, set_tree("collections.defaultdict", {
         "default_factory_module": "antigravity", "default_factory_name": "webbrowser", "dict_context": ["o", "p"]})),
-    "enum": changed(PROGRAM, set_tree("builtins.dict", json.dumps(["o", {"__enum__": True, "fqn": "this:d", "name": "p"}]))),
+    "enum": changed(PROGRAM, set_tree("builtins.dict", ENUM)),
 }  # fmt: skip
 
 

@@ -49,7 +49,13 @@ NODES = (
     ast.Expression, ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.operator, ast.unaryop, ast.boolop, ast.cmpop,
     ast.Constant, ast.Name, ast.Load, ast.Call, ast.keyword, ast.Subscript, ast.Attribute, ast.IfExp, ast.Tuple,
 )  # fmt: skip
-CALLED = frozenset(["Add", "Mul", "Pow", "Integer", "Float", "Rational", "Symbol", "Max", "Min", "Mod", "Abs", "And", "Or", "Not", "Eq", "Ne", "Lt", "Le", "Gt", "Ge", "Equality", "Unequality", "StrictLessThan", "StrictGreaterThan", "LessThan", "GreaterThan", "ITE", "Piecewise", "ExprCondPair", "Tuple", "floor", "ceiling", "sqrt", "FloorDiv", "ModularIndexing", "Where", "PythonMod", "CleanDiv", "CeilToInt", "FloorToInt", "CeilDiv", "LShift", "RShift", "PowByNatural", "FloatPow", "FloatTrueDiv", "IntTrueDiv", "IsNonOverlappingAndDenseIndicator", "TruncToFloat", "TruncToInt", "RoundToInt", "RoundDecimal", "ToFloat", "Identity", "size", "stride", "storage_offset", "dim", "numel", "isnan", "isinf", "int", "float", "bool", "round"])
+CALLED = re.compile(
+    r"Add|Mul|Pow|Integer|Float|Rational|Symbol|Max|Min|Mod|Abs|And|Or|Not|Eq|Ne|Lt|Le|Gt|Ge|Equality|Unequality"
+    r"|StrictLessThan|StrictGreaterThan|LessThan|GreaterThan|ITE|Piecewise|ExprCondPair|Tuple|floor|ceiling|sqrt"
+    r"|FloorDiv|ModularIndexing|Where|PythonMod|CleanDiv|CeilToInt|FloorToInt|CeilDiv|LShift|RShift|PowByNatural"
+    r"|FloatPow|FloatTrueDiv|IntTrueDiv|IsNonOverlappingAndDenseIndicator|TruncToFloat|TruncToInt|RoundToInt"
+    r"|RoundDecimal|ToFloat|Identity|size|stride|storage_offset|dim|numel|isnan|isinf|int|float|bool|round"
+)
 
 
 def check(path: Path) -> None:
@@ -170,13 +176,13 @@ def is_arithmetic(text: str) -> bool:
 
 def _is_harmless(node: ast.AST) -> bool:
     if isinstance(node, ast.Constant):
-        return not isinstance(node.value, bytes) and (not isinstance(node.value, str) or bool(NAME.fullmatch(node.value)))
+        return bool(NAME.fullmatch(node.value)) if isinstance(node.value, str) else not isinstance(node.value, bytes)
     if isinstance(node, ast.Name):
         return not node.id.startswith("__")
     if isinstance(node, ast.Attribute):
         return not node.attr.startswith("_")
     if isinstance(node, ast.Call):
-        return getattr(node.func, "attr", getattr(node.func, "id", None)) in CALLED
+        return bool(CALLED.fullmatch(getattr(node.func, "attr", getattr(node.func, "id", ""))))
     return True
 
 
