@@ -7,7 +7,21 @@ from pathlib import Path
 
 from tvmflow import config
 from tvmflow.artifact import LIBRARY
-from tvmflow.audit import bytecode, kernels, layouts, library, machine, numerics, resources, sass, symbols
+from tvmflow.audit import (
+    bytecode,
+    differences,
+    kernels,
+    layouts,
+    library,
+    listing,
+    machine,
+    numerics,
+    resources,
+    sass,
+    structure,
+    symbols,
+)
+from tvmflow.config import Config
 from tvmflow.errors import AuditError, NumericsError
 from tvmflow.manifest import AuditSummary, Finding, Layout, Manifest, Noun, TargetInfo
 
@@ -32,28 +46,33 @@ class Audit(Noun):
         return tuple(finding for finding in self.findings if finding.level == "fault")
 
 
-def examine(folder: Path, manifest: Manifest, seconds: Mapping[str, float] | None = None) -> Audit:
+def examine(
+    folder: Path, manifest: Manifest, seconds: Mapping[str, float] | None = None, given: Config | None = None
+) -> Audit:
     """Audits the artifact in `folder`; needs TVM, which prints the virtual machine's code.
 
-    `seconds` are those of one run by kernel, if they were measured. Raises SetupError where a disassembler is missing,
-    ArtifactError for a library that is none of TVM's.
+    What is allowed is `given`'s, else what the artifact's own config says. `seconds` are those of one run by kernel, if
+    they were measured. Raises SetupError where a tool that reads code is missing or cannot read it, ArtifactError for a
+    library that is none of TVM's.
     """
-    stated = config.from_json(manifest.config)
+    stated = given or config.from_json(manifest.config)
     built = library.read(folder / LIBRARY)
-    code = machine.read(built.path, manifest.target.machine)
-    on_gpu = manifest.target.kind == "cuda"
-    device = sass.read(built.path) if on_gpu else ()
+    code = listing.read(built.path, built.machine)
+    parsed = machine.parse(code, built.machine)
+    device = sass.read(built.path) if manifest.target.kind == "cuda" else ()
     called = bytecode.parse(bytecode.as_text(built.bytecode))
-    shapes = manifest.evidence.shape_functions if manifest.evidence else ()
-    parts = frozenset([*(kernel.name for kernel in device), *shapes])
-    sources = symbols.Sources(built, called, manifest.kernels, parts, code.callers)
+    shapes = frozenset(manifest.evidence.shape_functions if manifest.evidence else ())
+    sources = symbols.Sources(built, called, manifest.kernels, frozenset(k.name for k in device), shapes, parsed.callers)
     external = symbols.externals(sources, stated.audit.allow)
     uses = kernels.kernels(manifest, seconds)
     taken = resources.resources(device, manifest)
-    numbers = numerics.numerics(stated.numerics, manifest.evidence, code, device)
+    numbers = numerics.numerics(stated.numerics, manifest.evidence, parsed, device, built.image.undefined)
+    made = [*structure.findings(built, code, parsed, manifest),
+            *structure.kernel_findings(built, parsed, device, manifest)]  # fmt: skip
     found = [
-        *symbols.findings(external, built), *kernels.findings(uses), *layouts.findings(manifest.layout),
-        *numerics.findings(numbers, stated.numerics, device, on_gpu), *resources.findings(taken, manifest),
+        *(differences.findings(manifest, given) if given else ()),
+        *(finding for finding in made if symbols.reason_for(finding.place, stated.audit.allow) is None), *symbols.findings(external, built), *kernels.findings(uses), *layouts.findings(manifest.layout),
+        *numerics.findings(numbers, stated.numerics, device, manifest), *resources.findings(taken, manifest),
     ]  # fmt: skip
     return Audit(
         name=manifest.name, target=manifest.target, external=external, kernels=uses, layout=manifest.layout,
@@ -79,6 +98,13 @@ def check_numerics(audit: Audit) -> None:
         stated = config.stated(audit.numerics.contract)
         raise NumericsError(f"the built code is not what [numerics] states ({stated}):{_lines(breaches)}",
                             breaches[0].action)  # fmt: skip
+
+
+def check_library(audit: Audit) -> None:
+    """Raises AuditError where the library holds what no compiler of TVM's makes, so that it is not even loaded."""
+    foreign = [finding for finding in audit.faults if finding.check == "library"]
+    if foreign:
+        raise AuditError(f"the library holds what no compiler of TVM's makes:{_lines(foreign)}", foreign[0].action)
 
 
 def check(audits: Mapping[str, Audit]) -> None:

@@ -83,9 +83,10 @@ def run_artifact(
     return named
 
 
-def audit_artifact(path: Path, timed: bool, model: Path | None) -> dict[str, Audit]:
+def audit_artifact(path: Path, timed: bool, model: Path | None, given: Config | None = None) -> dict[str, Audit]:
     """Reads what is inside an artifact, per bucket. `timed` runs it on inputs that its model accepts, for each kernel's
-    share."""
+    share. `given` is the config that says what is allowed; without one, the artifact's own does.
+    """
     with artifact.opened_any(path) as (folder, manifest):
         libraries = artifact.libraries(folder, manifest)
         seconds: list[dict[str, float]] | None = None
@@ -94,7 +95,7 @@ def audit_artifact(path: Path, timed: bool, model: Path | None) -> dict[str, Aud
                 raise UsageError("--time measures kernels on a CPU, not on a GPU", "leave it out")
             feeds = [proof.accepted(_first_seed(one, model), one) for _, one in libraries]
             seconds = in_model.kernel_seconds(*zip((place for place, _ in libraries), feeds, strict=True))
-        found, _ = process.call("tvmflow.children.running:audit_libraries", libraries, seconds,
+        found, _ = process.call("tvmflow.children.running:audit_libraries", libraries, seconds, given,
                                 what="auditing the library", error=ArtifactError, env=proof.RUN_ENV)  # fmt: skip
     return dict(zip((place.name if isinstance(manifest, Bundle) else "" for place, _ in libraries), found, strict=True))
 
