@@ -61,17 +61,19 @@ def examine(
     parsed = machine.parse(code, built.machine)
     device = sass.read(built.path) if manifest.target.kind == "cuda" else ()
     called = bytecode.parse(bytecode.as_text(built.bytecode))
-    shapes = frozenset(manifest.evidence.shape_functions if manifest.evidence else ())
-    sources = symbols.Sources(built, called, manifest.kernels, frozenset(k.name for k in device), shapes, parsed.callers)
-    external = symbols.externals(sources, stated.audit.allow)
+    external = symbols.externals(symbols.Sources(
+        built, called, manifest.kernels, frozenset(kernel.name for kernel in device),
+        frozenset(manifest.evidence.shape_functions if manifest.evidence else ()), parsed.callers,
+    ), stated.audit.allow)  # fmt: skip
     uses = kernels.kernels(manifest, seconds)
     taken = resources.resources(device, manifest)
     numbers = numerics.numerics(stated.numerics, manifest.evidence, parsed, device, built.image.undefined)
-    made = [*structure.findings(built, code, parsed, manifest),
-            *structure.kernel_findings(built, parsed, device, manifest)]  # fmt: skip
+    made = (*structure.findings(built, code, parsed, manifest),
+            *structure.kernel_findings(built, parsed, device, manifest))  # fmt: skip
     found = [
         *(differences.findings(manifest, given) if given else ()),
-        *(finding for finding in made if symbols.reason_for(finding.place, stated.audit.allow) is None), *symbols.findings(external, built), *kernels.findings(uses), *layouts.findings(manifest.layout),
+        *(finding for finding in made if symbols.reason_for(finding.place, stated.audit.allow) is None),
+        *symbols.findings(external, built), *kernels.findings(uses), *layouts.findings(manifest.layout),
         *numerics.findings(numbers, stated.numerics, device, manifest), *resources.findings(taken, manifest),
     ]  # fmt: skip
     return Audit(

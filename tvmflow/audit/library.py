@@ -23,6 +23,10 @@ VIRTUAL_MACHINE = "relax.VMExecutable"
 IN_OBJECT_CODE = "_lib"  # a module's kind where it is the library's own machine code: nothing is packed for it
 ASKED_FOR = ".tvm_func."  # LLVM's code keeps a function that it asked TVM's run time for in a variable of this name
 OWN_KERNEL = "__tvm_ffi_"  # what TVM puts before the name of each function that its run time can look up
+UNREADABLE = (
+    ELFError, OSError, struct.error, AttributeError, IndexError, KeyError, ValueError, AssertionError,
+)  # fmt: skip
+DATA = {"_library_bin", "_library_ctx"}  # what is offered in the same way and is no function
 MACHINES = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}  # as `uname -m` has them
 
 
@@ -30,10 +34,10 @@ MACHINES = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}  # as `uname -m` has
 class Library:
     """One shared library.
 
-    `machine` is what its code is for. `needed` are its DT_NEEDED entries. `image` says what the loader does with it, and which symbols it does not define.
-    `asked` are the names that its code asks TVM's run time for; None where the symbol table was stripped. `defined` are
-    the functions that it offers to TVM's run time. `executable`
-    are the names of sections with code. `modules` are the (kind, bytes) packed into it.
+    `machine` is what its code is for. `needed` are its DT_NEEDED entries. `image` says what the loader does with it,
+    and which symbols it lacks. `asked` are the names that its code asks TVM's run time for; None where the symbol
+    table was stripped. `defined` are the functions that it offers to TVM's run time. `executable` are the names of
+    sections with code. `modules` are the (kind, bytes) packed into it.
     """
 
     path: Path
@@ -73,11 +77,11 @@ def read(path: Path) -> Library:
                 asked=None if names is None else tuple(sorted(
                     {name.removeprefix(ASKED_FOR) for name in names if name.startswith(ASKED_FOR)}
                 )),
-                defined=frozenset(_names(elf, ".dynsym", OWN_KERNEL)) - {MODULES.removeprefix(OWN_KERNEL)},
+                defined=frozenset(_names(elf, ".dynsym", OWN_KERNEL)) - DATA,
                 executable=tuple(s.name for s in elf.iter_sections() if s["sh_flags"] & SH_FLAGS.SHF_EXECINSTR),
                 modules=tuple(_modules(elf)),
             )  # fmt: skip
-    except (ELFError, OSError, struct.error, AttributeError, IndexError, KeyError, ValueError, AssertionError) as exc:
+    except UNREADABLE as exc:
         raise ArtifactError(f"{path}: not a shared library of TVM's: {exc}", "compile the model again") from None
 
 

@@ -21,7 +21,8 @@ KINDS = {
         # The register that holds "flush denormals to zero" and the rounding mode.
         "flush": r"v?ldmxcsr\b",
         "control": r"fldcw\b|fldenv\b|frstor\b|fn?init\b|fn?save\b|fxrstor|xrstor",
-        "half": r"v(?:add|sub|mul|div|sqrt|scalef|reduce|rndscale)[ps]h\b|vf(?:n?m|c)\w+[ps]h\b|tdpfp16ps\b|tcmm\w+ps\b",
+        "half": r"v(?:add|sub|mul|div|sqrt|scalef|reduce|rndscale)[ps]h\b|vf(?:n?m|c)\w+[ps]h\b"
+                r"|tdpfp16ps\b|tcmm\w+ps\b",
         "to half": r"vcvt\w+2(?:ph|sh)\w*",
         "bfloat16": r"\w*bf16\w*",
         "other": r"t\w+(?:f32|f8)ps\b",

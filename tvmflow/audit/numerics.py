@@ -27,8 +27,8 @@ NARROW_HINT = "take the kernel or tuning record out that computes in fewer bits 
 FLUSHING = frozenset({"ldmxcsr", "vldmxcsr", "msr"})  # what fast_math = true may do to the float control register
 # C's functions that set it (C17, 7.6).
 SET_CONTROL = re.compile(r"fesetround|fesetenv|feupdateenv|feholdexcept|fesetmode|fedisableexcept|feenableexcept")
-NARROW = {"half": "computes in float16", "to half": "rounds to float16", "bfloat16": "computes in or rounds to bfloat16",
-          "other": "multiplies in 8-bit floats or TF32"}  # fmt: skip
+NARROW = {"half": "computes in float16", "to half": "rounds to float16",
+          "bfloat16": "computes in or rounds to bfloat16", "other": "multiplies in 8-bit floats or TF32"}  # fmt: skip
 TF32_HINT = "tf32 = true under [numerics] allows it; else take the kernel or record out that asks for TF32"
 
 
@@ -44,7 +44,7 @@ class NumericsAudit(Noun):
     llvm_flags: dict[str, int] | None
     approximate: dict[str, dict[str, int]]
     float_control: dict[str, dict[str, int]]
-    narrow: dict[str, dict[str, dict[str, int]]] = {}
+    narrow: dict[str, dict[str, dict[str, int]]]
     tensor_core: dict[str, tuple[str, ...]]
     tf32_kernels: tuple[str, ...]
     read: tuple[str, ...]
@@ -121,7 +121,8 @@ def _of_the_cpu(audit: NumericsAudit, stated: NumericsSection, narrowest: str) -
     for kind, by_kernel in audit.narrow.items():
         for kernel, counts in by_kernel.items():
             if kind not in allowed:
-                yield _fault(_name(kernel), f"{NARROW[kind]}, the model has {narrowest}: {_listed(counts)}", NARROW_HINT)
+                what = f"{NARROW[kind]}, the model has {narrowest}: {_listed(counts)}"
+                yield _fault(_name(kernel), what, NARROW_HINT)
 
 
 def _read(evidence: Evidence | None, codes: Sequence[KernelCode]) -> Iterator[str]:

@@ -15,6 +15,7 @@ from tvmflow.manifest import Finding, Manifest
 SECTIONS = frozenset({".init", ".fini", ".text", ".plt", ".plt.got", ".plt.sec"})
 # Conversions of 16-bit numbers, which TVM's LLVM code generator puts into every library.
 SUPPORT = re.compile(r"__(?:trunc|extend)[a-z]+2|__gnu_(?:h2f|f2h)_ieee")
+ENTRY = "main"  # by which TVM offers the only kernel of a library once more
 HINT = "do not load the library; compile the model again, from tuning records and kernels that you know"
 READ_HINT = "audit it with a newer objdump (binutils), or compile the model again"
 
@@ -58,7 +59,7 @@ def kernel_findings(
     for kernel in manifest.kernels:
         if kernel.origin != "external" and kernel.calls and kernel.name not in built.defined:
             yield _fault(kernel.name, "the manifest names this kernel, and the library has none of that name")
-    for name in sorted(built.defined - stated):
+    for name in sorted(built.defined - stated - {ENTRY}):
         yield _fault(name, "a function that the manifest does not name")
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 # float64's functions, and those of float32 that TVM has no instructions or kernel for; C17, 7.12, and with an f.
 MATHEMATICS = (
     "acos", "acosh", "asin", "asinh", "atan", "atan2", "atanh", "cbrt", "ceil", "copysign", "cos", "cosh", "erf",
-    "erfc", "exp", "exp10", "exp2", "expm1", "fabs", "floor", "fma", "fmax", "fmin", "fmod", "hypot", "ldexp", "log", "log10",
-    "log1p", "log2", "nearbyint", "nextafter", "pow", "remainder", "rint", "round", "roundeven", "sin", "sincos", "sinh",
-    "sqrt", "tan", "tanh", "trunc",
+    "erfc", "exp", "exp10", "exp2", "expm1", "fabs", "floor", "fma", "fmax", "fmin", "fmod", "hypot", "ldexp", "log",
+    "log10", "log1p", "log2", "nearbyint", "nextafter", "pow", "remainder", "rint", "round",
+    "roundeven", "sin", "sincos",
+    "sinh", "sqrt", "tan", "tanh", "trunc",
 )  # fmt: skip
 
 # Pattern, with `*` for any text and `|` between several, -> reason. A name is one of the virtual machine's call table,
