@@ -65,7 +65,8 @@ def cli() -> None:
 
 for command in (
     compiling.compile, compiling.passes, compiling.config_group, compiling.doctor, artifacts.run, artifacts.bench,
-    artifacts.inspect, audit.audit, buckets.buckets, db.db, proof.verify, proof.bisect, tune.tasks, tune.tune,
+    artifacts.inspect, audit.audit, buckets.buckets, db.db, proof.verify, proof.sign, proof.bisect, tune.tasks,
+    tune.tune,
 ):  # fmt: skip
     cli.add_command(command)
 
