@@ -26,7 +26,8 @@ from tvmflow.errors import AuditError, NumericsError
 from tvmflow.manifest import AuditSummary, Finding, Layout, Manifest, Noun, TargetInfo
 
 # The run time itself and C's: no news in a summary.
-OWN = ("vm.builtin.", "TVMFFI", "TVMBackend", "_ITM_", "__", "libc.so", "libm.so", "libgcc_s", "libstdc++", "ld-linux")
+OWN = ("vm.builtin.", "TVMFFI", "TVMBackend", "_ITM_", "__", "libgcc_s", "libstdc++", "ld-linux")
+OWN_REASON = "the C library"
 
 
 class Audit(Noun):
@@ -87,10 +88,14 @@ def summary(audit: Audit) -> AuditSummary:
     shares = [kernel.occupancy for kernel in audit.resources if kernel.occupancy is not None]
     return AuditSummary(
         findings=audit.findings,
-        external=tuple(external.name for external in audit.external if not external.name.startswith(OWN)),
+        external=tuple(external.name for external in audit.external if not _is_own(external)),
         tf32_kernels=audit.numerics.tf32_kernels,
         lowest_occupancy=min(shares, default=None),
     )
+
+
+def _is_own(external: symbols.External) -> bool:
+    return external.name.startswith(OWN) or (external.reason or "").startswith(OWN_REASON)
 
 
 def check_numerics(audit: Audit) -> None:

@@ -6,6 +6,7 @@ objdump comes with the C compiler that links every library, and knows each instr
 from __future__ import annotations
 
 import itertools
+import os
 import platform
 import re
 import shutil
@@ -49,8 +50,8 @@ def read(library: Path, machine: str) -> Listing:
     """Disassembles a library built for `machine`; raises SetupError where no objdump is there, or it cannot."""
     tool = tool_for("objdump", machine)
     command = [tool, "--disassemble", "--no-show-raw-insn", "--wide", str(library)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, errors="replace",
-                          env={"LC_ALL": "C"})  # fmt: skip
+    plain = {**os.environ, "LC_ALL": "C"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, errors="replace", env=plain)
     listing = parse(done.stdout)
     if done.returncode or not listing.instructions:
         said = next((line for line in done.stderr.splitlines() if line.strip()), "it printed no instruction")

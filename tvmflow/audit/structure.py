@@ -67,7 +67,7 @@ def _loose(built: Library, code: Listing, machine: MachineCode) -> Iterator[Find
     started = startup.reached(built.image, code)
     for function in code.functions:
         name = function.name
-        if name in machine.loose and function.address not in started and not SUPPORT.fullmatch(name):
+        if name in machine.loose and name != ".plt" and function.address not in started and not SUPPORT.fullmatch(name):
             yield _fault(name, f"code that no kernel reaches: {len(function.instructions):,} instructions")
 
 
