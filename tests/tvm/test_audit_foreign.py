@@ -12,7 +12,8 @@ import audit_builds
 import pytest
 
 from tvmflow import artifact, audit, config, flow, process
-from tvmflow.audit import listing, machine
+from tvmflow.audit import listing, machine, symbols
+from tvmflow.config import external
 from tvmflow.errors import SetupError
 from tvmflow.manifest import Finding, Manifest
 
@@ -162,6 +163,16 @@ def test_a_kernel_that_objdump_leaves_out_is_found(
     assert [(fault.place, fault.what) for fault in faults if fault.place == kernel.name] == [
         (kernel.name, "no instruction of this kernel could be read")
     ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["system", "setenv", "dlopen", "mprotect", "fesetround", "runtime.SaveParamsToFile", "vm.builtin.call_py_func",
+     "vm.builtin.tensor_cache.load", "runtime.disco.create_process_pool", "runtime.ModuleLoadStaticLibrary"],
+)  # fmt: skip
+def test_what_no_library_needs_is_not_allowed_from_the_start(name: str) -> None:
+    assert symbols.reason_for(name, external.ALLOWED) is None
+    assert symbols.reason_for("expf", external.ALLOWED) == "the C library's mathematics"
 
 
 LISTING = """

@@ -11,11 +11,19 @@ MATHEMATICS = (
     "sinh", "sqrt", "tan", "tanh", "trunc",
 )  # fmt: skip
 
+# What the virtual machine's compiler calls; its others read files, call Python and keep state between runs.
+VIRTUAL_MACHINE = (
+    "alloc_*", "call_tir_dyn", "check_*", "copy", "cuda_graph.*", "ensure_zero_offset", "invoke_closure", "make_*",
+    "match_*", "null_value", "read_if_cond", "reshape", "shape_of", "tensor_to_shape", "to_device", "tuple_*",
+)  # fmt: skip
+
 # Pattern, with `*` for any text and `|` between several, -> reason. A name is one of the virtual machine's call table,
 # of a function that a kernel asks TVM's run time for, of an undefined dynamic symbol, or of a shared library needed.
 ALLOWED = {
-    "vm.builtin.*": "TVM's virtual machine: shapes, buffers, branches, tuples",
-    "runtime.*": "TVM's run time: devices and the copies between them",
+    "|".join(f"vm.builtin.{name}" for name in VIRTUAL_MACHINE):
+        "TVM's virtual machine: shapes, buffers, branches, tuples",
+    "runtime.TVMTensor*|runtime.Device_Stream*|runtime.GetDeviceAttr|runtime.TVMSetStream":
+        "TVM's run time: devices and the copies between them",
     "tvm.contrib.sort.*": "sort, argsort and top-k: compiled code of TVM's run time",
     "tvm.contrib.random.*": "random numbers: compiled code of TVM's run time",
     "__tvm_set_device": "chooses the GPU before a kernel is launched",
