@@ -109,6 +109,16 @@ def reciprocal(call: Any) -> object:
     return Schedule(tvm.script.from_source(RECIPROCAL)) if call.args[0].shape == (SIZE,) else None
 
 
+def calls_out(call: Any) -> object:
+    """A kernel of the user's that calls a function of the C library; no test runs it."""
+    from tvm import te, tirx
+
+    x = te.placeholder(call.args[0].shape, "float32")
+    if not call.args[0].shape:
+        return te.create_prim_func([x, te.compute((), lambda: tirx.call_extern("float32", "system", x()))])
+    return None
+
+
 def fast_exp(call: Any) -> object:
     """A kernel of the user's for a GPU: CUDA's approximate exponential."""
     from tvm import te, tirx

@@ -35,6 +35,7 @@ def messages(folder: Path) -> dict[str, str]:
         "clean": (single, folder / "clean", "no schedules", {}),
         "refused": (single, folder / "refused", "foreign code", {}),
         "foreign": (single, folder / "foreign", "foreign code", {}, True),
+        "calls": (single, folder / "calls", "", audit_builds.user_kernel("calls_out", "exp")),
         "linked": (single, folder / "linked", "linked elsewhere", ALLOWING, True),
     }
     said, _ = process.call("audit_builds:build_all", list(jobs.values()), what="building", env=PATHS)
@@ -92,6 +93,11 @@ def test_such_a_library_is_not_kept(messages: dict[str, str], folder: Path) -> N
     assert messages["clean"] == messages["foreign"] == ""
     with pytest.raises(audit.AuditError, match="holds what no compiler of TVM's makes"):
         audit.check_library(flow.audit_artifact(folder / "foreign", False, None)[""])
+
+
+def test_a_kernel_that_calls_out_is_not_kept_and_not_run(messages: dict[str, str]) -> None:
+    assert "the library holds what no compiler of TVM's makes" in messages["calls"]
+    assert "system: an undefined symbol, resolved by the loader; called from: kernel user_planted1 (exp)" in messages["calls"]
 
 
 def test_where_the_loader_looks_is_found(messages: dict[str, str], folder: Path) -> None:

@@ -108,8 +108,9 @@ def check_numerics(audit: Audit) -> None:
 
 
 def check_library(audit: Audit) -> None:
-    """Raises AuditError where the library holds what no compiler of TVM's makes, so that it is not even loaded."""
-    foreign = [finding for finding in audit.faults if finding.check == "library"]
+    """Raises AuditError where the library holds or calls what no compiler of TVM's makes: it is never loaded."""
+    unknown = {e.name for e in audit.external if e.reason is None and e.kind == symbols.UNDEFINED}
+    foreign = [f for f in audit.faults if f.check == "library" or (f.check == "external calls" and f.place in unknown)]
     if foreign:
         raise AuditError(f"the library holds what no compiler of TVM's makes:{_lines(foreign)}", foreign[0].action)
 

@@ -11,6 +11,7 @@ from tvmflow.audit.bytecode import Bytecode
 from tvmflow.audit.library import Library
 from tvmflow.manifest import Finding, Kernel, Noun
 
+UNDEFINED = "an undefined symbol, resolved by the loader"
 ALLOW_HINT = "keep the operator in the library, or add a pattern with its reason to [audit.allow]"
 
 
@@ -100,7 +101,7 @@ def _names(sources: Sources) -> Iterator[tuple[str, str]]:
     for name in library.asked or ():
         yield "a kernel asks TVM's run time for it", name
     for name in library.image.undefined:
-        yield "an undefined symbol, resolved by the loader", name
+        yield UNDEFINED, name
     for name in library.needed:
         yield "a shared library that must be there", name
 
