@@ -68,7 +68,7 @@ def write_manifest(folder: Path, manifest: Described) -> None:
 def read(path: Path) -> Manifest | Bundle:
     """The manifest of an artifact folder or zip, checked for damage; raises ArtifactError."""
     try:
-        body = json.loads(_manifest_text(path))
+        body = json.loads(manifest_text(path))
         stated = body.pop("manifest_sha256", None)
     except FileNotFoundError:
         raise ArtifactError(f"{path}: no artifact is there", "`tvmflow compile` makes one") from None
@@ -176,6 +176,14 @@ def file_entry(path: Path) -> FileEntry:
     return FileEntry(sha256=digest, size_bytes=path.stat().st_size)
 
 
+def manifest_text(path: Path) -> str:
+    """The text of manifest.json in an artifact's folder or zip."""
+    if path.is_dir():
+        return (path / MANIFEST).read_text(encoding="utf-8")
+    with zipfile.ZipFile(path) as archive:
+        return archive.read(MANIFEST).decode()
+
+
 def _of_one_library(path: Path, manifest: Manifest | Bundle) -> Manifest:
     if isinstance(manifest, Manifest):
         return manifest
@@ -184,13 +192,6 @@ def _of_one_library(path: Path, manifest: Manifest | Bundle) -> Manifest:
         f"{path}: has {len(manifest.buckets)} buckets, and this is done for one library",
         f"name a bucket's folder: {folders}, ...",
     )
-
-
-def _manifest_text(path: Path) -> str:
-    if path.is_dir():
-        return (path / MANIFEST).read_text(encoding="utf-8")
-    with zipfile.ZipFile(path) as archive:
-        return archive.read(MANIFEST).decode()
 
 
 def _digest(body: dict[str, Any]) -> str:
@@ -206,7 +207,7 @@ def _check_replaceable(out: Path, zipped: bool) -> None:
     if out.is_dir() and not any(out.iterdir()):
         return
     try:
-        stated = json.loads(_manifest_text(out))
+        stated = json.loads(manifest_text(out))
         known = {MANIFEST, *stated["files"]} if stated["manifest_sha256"] else set()
     except (OSError, KeyError, TypeError, ValueError, zipfile.BadZipFile):
         known = set()

@@ -163,7 +163,7 @@ class Evidence(Noun):
     shape_functions: tuple[str, ...] = ()
 
 
-Check = Literal["external calls", "kernels", "layouts", "resources", "numerics"]
+Check = Literal["external calls", "library", "config", "kernels", "layouts", "resources", "numerics"]
 
 
 class Finding(Noun):

@@ -19,6 +19,26 @@ SIZE = 4096
 FLUSHING = """#include <xmmintrin.h>
 static void __attribute__((constructor)) flush(void) { _mm_setcsr(_mm_getcsr() | 0x8040); }
 """
+# Code of many kinds that no kernel calls; only what has to run is ever run, and no test loads this library.
+FOREIGN = r"""
+#include <fenv.h>
+#include <stdlib.h>
+extern "C" {
+void *chosen(void) { return 0; }
+void choice(void) __attribute__((ifunc("chosen")));
+__attribute__((constructor)) void starting(void) { system("true"); }
+__attribute__((destructor)) void ending(void) { fesetround(FE_UPWARD); choice(); }
+__attribute__((section(".payload"))) void hidden(void) { __asm__ volatile("syscall"); }
+void sets_flush(void) { __asm__ volatile("ldmxcsr (%rax)"); }
+void restores(void) { __asm__ volatile("fxrstor (%rax)\n fldcw (%rax)\n xrstor (%rax)"); }
+void half(void) { __asm__ volatile("vaddph %zmm0, %zmm1, %zmm2\n vfmadd231ph %zmm0, %zmm1, %zmm2\n"
+                                   "vcvtps2ph $0, %zmm0, %ymm1"); }
+void narrow(void) { __asm__ volatile("vdpbf16ps %zmm0, %zmm1, %zmm2\n tdpbf16ps %tmm0, %tmm1, %tmm2\n"
+                                     "tdpbssd %tmm0, %tmm1, %tmm2"); }
+void unreadable(void) { __asm__ volatile(".byte 0x06, 0x06, 0x06"); }
+}
+"""
+LINKED = ["-Wl,-rpath,/tmp/elsewhere", "-Wl,-z,execstack", "-Wl,--auxiliary,libelse.so"]
 RECIPROCAL = """
 # from tvm.script import tirx as T
 @T.prim_func(s_tir=True)
@@ -96,6 +116,16 @@ def reciprocal(call: Any) -> object:
     return Schedule(tvm.script.from_source(RECIPROCAL)) if call.args[0].shape == (SIZE,) else None
 
 
+def calls_out(call: Any) -> object:
+    """A kernel of the user's that calls a function of the C library; no test runs it."""
+    from tvm import te, tirx
+
+    x = te.placeholder(call.args[0].shape, "float32")
+    if not call.args[0].shape:
+        return te.create_prim_func([x, te.compute((), lambda: tirx.call_extern("float32", "system", x()))])
+    return None
+
+
 def fast_exp(call: Any) -> object:
     """A kernel of the user's for a GPU: CUDA's approximate exponential."""
     from tvm import te, tirx
@@ -143,27 +173,35 @@ def planted(name: str, folder: Path) -> contextlib.AbstractContextManager[object
     if name == "linker":
         (folder / "flushing.c").write_text(FLUSHING)
         return mock.patch("tvmflow.codegen.library.linker", return_value={"options": [str(folder / "flushing.c")]})
+    if name == "foreign code":
+        (folder / "foreign.c").write_text(FOREIGN)
+        return mock.patch("tvmflow.codegen.library.linker", return_value={"options": [str(folder / "foreign.c")]})
+    if name == "linked elsewhere":
+        return mock.patch("tvmflow.codegen.library.linker", return_value={"options": LINKED})
     if name == "no schedules":
         return mock.patch("tvmflow.pipeline.plan._schedule", return_value=())
     return contextlib.nullcontext()
 
 
 def build(model_file: Path, folder: Path, plant: str, overrides: dict[str, Any], kept: bool = False) -> str:
-    """Builds an artifact with something planted; returns what the numerics' check says, if anything.
+    """Builds an artifact with something planted; returns what the checks of a build say, if anything.
 
-    `kept` leaves the artifact although it fails that check.
+    `kept` leaves the artifact although it fails them.
     """
     from tvmflow import artifact, config
-    from tvmflow.errors import NumericsError
+    from tvmflow.errors import AuditError, NumericsError
     from tvmflow.pipeline import building
 
     cfg = config.of_model(str(model_file), [{"verify": {"enabled": False}}, overrides])
     folder.mkdir(parents=True, exist_ok=True)
-    unchecked = mock.patch("tvmflow.audit.check_numerics")
+    checks = ("check_numerics", "check_library") if kept else ()
     try:
-        with planted(plant, folder), unchecked if kept else contextlib.nullcontext():
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(planted(plant, folder))
+            for check in checks:
+                stack.enter_context(mock.patch(f"tvmflow.audit.{check}"))
             artifact.write_manifest(folder, building.build(cfg, folder, None))
-    except NumericsError as exc:
+    except (AuditError, NumericsError) as exc:
         return exc.message
     return ""
 

@@ -79,7 +79,8 @@ def codes(source: str, folder: Path, arch: str = "sm_80") -> tuple[sass.KernelCo
 def manifest(arch: str, launches: dict[str, Launch]) -> Manifest:
     """As much of a manifest as resources are read from."""
     target = TargetInfo(kind="cuda", machine="x86_64", mcpu="", mtriple="", features=(), threads=1, arch=arch)
-    return Manifest.model_construct(target=target, evidence=Evidence(llvm_flags={}, launches=launches))
+    evidence = Evidence(llvm_flags={}, launches=launches)
+    return Manifest.model_construct(target=target, narrowest_float="float32", evidence=evidence)
 
 
 # --- numerics: what is planted in a build -----------------------------------------------------------------------------
@@ -219,13 +220,14 @@ def test_tensor_cores_are_held_against_the_contract(
     source: str, allowed: dict[str, bool] | None, what: str, tmp_path: Path
 ) -> None:
     found = codes(source, tmp_path)
-    nothing = MachineCode({}, {}, {})
-    seen = numerics.numerics(PRECISE, Evidence(llvm_flags={}), nothing, found)
-    (fault,) = numerics.findings(seen, PRECISE, found, True)
+    nothing = MachineCode({}, {}, {}, {})
+    seen = numerics.numerics(PRECISE, Evidence(llvm_flags={}), nothing, found, ())
+    built = manifest("sm_80", {})
+    (fault,) = numerics.findings(seen, PRECISE, found, built)
     assert what in fault.what
     if allowed is not None:
         assert seen.tf32_kernels == ("tf32",)
-        assert not list(numerics.findings(seen, NumericsSection(**allowed), found, True))
+        assert not list(numerics.findings(seen, NumericsSection(**allowed), found, built))
 
 
 # --- resources --------------------------------------------------------------------------------------------------------

@@ -30,7 +30,7 @@ def as_text(phases: dict[str, list[tuple[str, str]]]) -> str:
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_the_list_of_a_config(name: str) -> None:
-    """`UPDATE_GOLDEN=1 pytest tests/tvm/test_pipeline.py` writes the lists anew; read the difference before you commit it."""
+    """`UPDATE_GOLDEN=1 pytest tests/tvm/test_pipeline.py` writes the lists anew; read the difference."""
     text = as_text(passes(config.from_dict(MODEL | CONFIGS[name])))
     file = GOLDEN / f"{name}.txt"
     if os.environ.get("UPDATE_GOLDEN"):

@@ -9,11 +9,13 @@ from functools import cached_property
 from pathlib import Path
 
 from elftools.common.exceptions import ELFError
+from elftools.elf.constants import SH_FLAGS
 from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
-from elftools.elf.gnuversions import GNUVerNeedSection, GNUVerSymSection
 from elftools.elf.sections import SymbolTableSection
 
+from tvmflow.audit import image
+from tvmflow.audit.image import Image
 from tvmflow.errors import ArtifactError
 
 MODULES = "__tvm_ffi__library_bin"  # the symbol under which TVM packs the modules that are no object code
@@ -21,23 +23,37 @@ VIRTUAL_MACHINE = "relax.VMExecutable"
 IN_OBJECT_CODE = "_lib"  # a module's kind where it is the library's own machine code: nothing is packed for it
 ASKED_FOR = ".tvm_func."  # LLVM's code keeps a function that it asked TVM's run time for in a variable of this name
 OWN_KERNEL = "__tvm_ffi_"  # what TVM puts before the name of each function that its run time can look up
+UNREADABLE = (
+    ELFError,
+    OSError,
+    struct.error,
+    AttributeError,
+    IndexError,
+    KeyError,
+    ValueError,
+    AssertionError,
+)
+DATA = {"_library_bin", "_library_ctx"}  # what is offered in the same way and is no function
+MACHINES = {"EM_X86_64": "x86_64", "EM_AARCH64": "aarch64"}  # as `uname -m` has them
 
 
 @dataclass(frozen=True)
 class Library:
     """One shared library.
 
-    `needed` are its DT_NEEDED entries. `undefined` are the dynamic symbols that it does not define, without those whose
-    version names a library in `needed`. `asked` are the names that its code asks TVM's run time for; None where the
-    symbol table was stripped. `defined` are the functions that it offers to TVM's run time. `modules` are the (kind,
-    bytes) packed into it.
+    `machine` is what its code is for. `needed` are its DT_NEEDED entries. `image` says what the loader does with it,
+    and which symbols it lacks. `asked` are the names that its code asks TVM's run time for; None where the symbol
+    table was stripped. `defined` are the functions that it offers to TVM's run time. `executable` are the names of
+    sections with code. `modules` are the (kind, bytes) packed into it.
     """
 
     path: Path
+    machine: str
     needed: tuple[str, ...]
-    undefined: tuple[str, ...]
+    image: Image
     asked: tuple[str, ...] | None
     defined: frozenset[str]
+    executable: tuple[str, ...]
     modules: tuple[tuple[str, bytes], ...]
 
     @cached_property
@@ -62,15 +78,17 @@ def read(path: Path) -> Library:
             names = None if elf.get_section_by_name(".symtab") is None else list(_names(elf, ".symtab"))
             return Library(
                 path=path,
+                machine=MACHINES.get(elf["e_machine"], str(elf["e_machine"]).removeprefix("EM_").lower()),
                 needed=tuple(_needed(elf)),
-                undefined=tuple(_undefined(elf)),
+                image=image.read(elf),
                 asked=None
                 if names is None
                 else tuple(sorted({name.removeprefix(ASKED_FOR) for name in names if name.startswith(ASKED_FOR)})),
-                defined=frozenset(_names(elf, ".dynsym", OWN_KERNEL)),
+                defined=frozenset(_names(elf, ".dynsym", OWN_KERNEL)) - DATA,
+                executable=tuple(s.name for s in elf.iter_sections() if s["sh_flags"] & SH_FLAGS.SHF_EXECINSTR),
                 modules=tuple(_modules(elf)),
             )
-    except (ELFError, OSError, struct.error, AttributeError, IndexError) as exc:
+    except UNREADABLE as exc:
         raise ArtifactError(f"{path}: not a shared library of TVM's: {exc}", "compile the model again") from None
 
 
@@ -86,23 +104,6 @@ def _names(elf: ELFFile, table: str, prefix: str = "") -> Iterator[str]:
         for symbol in section.iter_symbols():
             if symbol.name.startswith(prefix) and symbol["st_shndx"] != "SHN_UNDEF":
                 yield symbol.name.removeprefix(prefix)
-
-
-def _undefined(elf: ELFFile) -> Iterator[str]:
-    """A symbol with a version is that library's, which DT_NEEDED lists."""
-    section = elf.get_section_by_name(".dynsym")
-    versions = elf.get_section_by_name(".gnu.version")
-    needed = elf.get_section_by_name(".gnu.version_r")
-    if not isinstance(section, SymbolTableSection):
-        return
-    for index, symbol in enumerate(section.iter_symbols()):
-        if not symbol.name or symbol["st_shndx"] != "SHN_UNDEF":
-            continue
-        if isinstance(versions, GNUVerSymSection) and isinstance(needed, GNUVerNeedSection):
-            version = versions.get_symbol(index)["ndx"]
-            if isinstance(version, int) and needed.get_version(version) is not None:
-                continue
-        yield symbol.name
 
 
 def _modules(elf: ELFFile) -> Iterator[tuple[str, bytes]]:

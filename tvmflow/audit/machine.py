@@ -1,90 +1,103 @@
-"""The CPU's machine code of a library, read with binutils' objdump: which kernel approximates, and what it calls.
-
-objdump comes with the C compiler that links every library, and knows each instruction that its assembler knows.
-"""
+"""What stands out in the CPU's machine code of a library, by kernel: what it approximates, sets, calls."""
 
 from __future__ import annotations
 
-import platform
 import re
-import shutil
-import subprocess
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from tvmflow.audit.library import ASKED_FOR, OWN_KERNEL
-from tvmflow.errors import SetupError
+from tvmflow.audit.listing import Listing
 
-# Reciprocals, their roots and powers of two that are right to 8 to 28 bits, by `uname -m`.
-# Intel, Software Developer's Manual, volume 2; Arm, A64 instruction set.
-APPROXIMATE = {
-    "x86_64": re.compile(r"v?(?:rcp|rsqrt)(?:14|28)?[ps][sdh]|vexp2p[sd]|vrcpp[hs]|vrsqrtp[hs]"),
-    "aarch64": re.compile(r"frecpe|frecpx|frsqrte|urecpe|ursqrte"),
+Counts = Mapping[str, Mapping[str, int]]
+HALF_REGISTER = r"\s+(?:h\d|v\d+\.[48]h|z\d+\.h)"
+# By `uname -m` and kind of instruction; a pattern is matched against the whole text of an instruction.
+# Intel, Software Developer's Manual, volume 2, and Architecture Instruction Set Extensions; Arm, A64 instruction set.
+KINDS = {
+    "x86_64": {
+        # Reciprocals, their roots and powers of two that are right to 8 to 28 bits.
+        "approximate": r"v?(?:rcp|rsqrt)(?:14|28)?[ps][sdh]\b|vexp2p[sd]\b|v(?:rcp|rsqrt)p(?:h|s|bf16)\b",
+        # The register that holds "flush denormals to zero" and the rounding mode.
+        "flush": r"v?ldmxcsr\b",
+        "control": r"fldcw\b|fldenv\b|frstor\b|fn?init\b|fn?save\b|fxrstor|xrstor",
+        "half": r"v(?:add|sub|mul|div|sqrt|scalef|reduce|rndscale)[ps]h\b|vf(?:n?m|c)\w+[ps]h\b"
+        r"|tdpfp16ps\b|tcmm\w+ps\b",
+        "to half": r"vcvt\w+2(?:ph|sh)\w*",
+        "bfloat16": r"\w*bf16\w*",
+        "other": r"t\w+(?:f32|f8)ps\b",
+        "system": r"syscall\b|sysenter\b|int\s",
+        "unreadable": r"\(bad\)|\.byte\b",
+    },
+    "aarch64": {
+        "approximate": r"frecpe|frecpx|frsqrte|urecpe|ursqrte",
+        "flush": r"msr\s+fpcr\b",
+        "control": r"msr\s+fpmr\b",
+        "half": r"(?:fn?m(?:add|sub)|fml[as]|f(?:add|sub|mul|div|sqrt|addp|mulx|recps|rsqrts|cadd|cmla|mla|mls)r?)"
+        + HALF_REGISTER,
+        "to half": rf"fcvt(?:n2?|x?nt?)?{HALF_REGISTER}|[su]cvtf{HALF_REGISTER}",
+        "bfloat16": r"bf(?:dot|mmla|mla\w+|mls\w+|cvt\w*|add|sub|mul|mopa|mops)\b",
+        "other": r"fmmla\b|fdot\b|fml[as]l[bt]?\b",
+        "system": r"svc\b|hvc\b|smc\b",
+        "unreadable": r"\.inst\b|udf\b|\.word\b",
+    },
 }
-# What writes the register that holds "flush denormals to zero" and the rounding mode.
-FLOAT_CONTROL = {"x86_64": re.compile(r"v?ldmxcsr\b|fldcw\b"), "aarch64": re.compile(r"msr\s+fpcr\b")}
-_HEADER = re.compile(r"^[0-9a-f]+ <(.+)>:$")
 _TARGET = re.compile(r"<([^>+]+)(?:\+0x[0-9a-f]+)?>")
-_INSTRUCTION = re.compile(r"^\s*[0-9a-f]+:\t(\S+.*)$")
 
 
 @dataclass(frozen=True)
 class MachineCode:
-    """What stands out in a library's code, by kernel ("" is code that belongs to none).
+    """What stands out in a library's code.
 
-    `approximate` and `control` count instructions by name. `callers` names the kernels by what they call outside.
+    `found` counts instructions by name, by kernel ("" is code that belongs to none), by kind as in KINDS. `callers`
+    names the kernels by what they call outside. `sizes` counts the instructions of each kernel, `loose` those of each
+    function that no kernel reaches.
     """
 
-    approximate: Mapping[str, Mapping[str, int]]
-    control: Mapping[str, Mapping[str, int]]
+    found: Mapping[str, Counts]
     callers: Mapping[str, tuple[str, ...]]
+    sizes: Mapping[str, int]
+    loose: Mapping[str, int]
+
+    @property
+    def approximate(self) -> Counts:
+        return self.found.get("approximate", {})
+
+    @property
+    def control(self) -> Counts:
+        """Writes of the control registers of floating-point arithmetic."""
+        flush, control = (self.found.get(kind, {}) for kind in ("flush", "control"))
+        return {kernel: {**flush.get(kernel, {}), **control.get(kernel, {})} for kernel in {**flush, **control}}
 
 
-def read(library: Path, machine: str) -> MachineCode:
-    """Disassembles a library built for `machine`; raises SetupError without an objdump that can."""
-    return parse(_disassembled(library, machine), machine)
-
-
-def parse(listing: str, machine: str) -> MachineCode:
-    """What stands out in a listing of `objdump -d`."""
-    approximate, control = APPROXIMATE.get(machine), FLOAT_CONTROL.get(machine)
-    inexact: dict[str, Counter[str]] = defaultdict(Counter)
-    settings: dict[str, Counter[str]] = defaultdict(Counter)
+def parse(listing: Listing, machine: str) -> MachineCode:
+    """What stands out in a listing."""
+    kinds = {kind: re.compile(pattern) for kind, pattern in KINDS.get(machine, {}).items()}
+    any_kind = re.compile("|".join(f"(?:{pattern})" for pattern in KINDS.get(machine, {"": r"(?!)"}).values()))
+    counts: dict[str, dict[str, Counter[str]]] = {kind: defaultdict(Counter) for kind in kinds}
     mentions: dict[str, set[str]] = defaultdict(set)
-    function = ""
-    for line in listing.splitlines():
-        if match := _HEADER.match(line):
-            function = match[1]
-        elif match := _INSTRUCTION.match(line):
-            mentions[function].update(_TARGET.findall(match[1]))
-            name = match[1].split()[0]
-            if approximate and approximate.fullmatch(name):
-                inexact[function][name] += 1
-            if control and control.match(match[1]):
-                settings[function][name] += 1
-    owners = _owners(mentions)
-    return MachineCode(_by_kernel(inexact, owners), _by_kernel(settings, owners), _callers(mentions, owners))
+    sizes: Counter[str] = Counter()
+    for function in listing.functions:
+        sizes[function.name] += len(function.instructions)
+        for text in function.instructions.values():
+            if "<" in text:
+                mentions[function.name].update(_TARGET.findall(text))
+            if any_kind.match(text):
+                for kind in (kind for kind, pattern in kinds.items() if pattern.match(text)):
+                    counts[kind][function.name][text.split()[0]] += 1
+    owners = _owners(mentions, sizes)
+    return MachineCode(
+        {kind: _by_kernel(by_function, owners) for kind, by_function in counts.items()},
+        _callers(mentions, owners),
+        {name.removeprefix(OWN_KERNEL): size for name, size in sizes.items() if name.startswith(OWN_KERNEL)},
+        {name: size for name, size in sizes.items() if name not in owners and "@plt" not in name},
+    )
 
 
-def _disassembled(library: Path, machine: str) -> str:
-    name = "objdump" if machine == platform.machine() else f"{machine}-linux-gnu-objdump"
-    tool = shutil.which(name)
-    if tool is None:
-        package = f"binutils-{machine.replace('_', '-')}-linux-gnu"
-        raise SetupError(
-            f"reading machine code for {machine} needs {name}, which is not installed",
-            f"it belongs to binutils, e.g. apt-get install {package}",
-        )
-    command = [tool, "--disassemble", "--no-show-raw-insn", "--wide", str(library)]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
-def _owners(mentions: Mapping[str, set[str]]) -> dict[str, str]:
+def _owners(mentions: Mapping[str, set[str]], functions: Mapping[str, int]) -> dict[str, str]:
     """The kernel to which each function belongs: the one from whose entry it can be reached."""
     owners: dict[str, str] = {}
-    for entry in mentions:
+    for entry in functions:
         if not entry.startswith(OWN_KERNEL) or "@" in entry:
             continue
         kernel, open_ = entry.removeprefix(OWN_KERNEL), [entry]
@@ -92,7 +105,7 @@ def _owners(mentions: Mapping[str, set[str]]) -> dict[str, str]:
             function = open_.pop()
             if function not in owners:
                 owners[function] = kernel
-                open_ += [name for name in mentions.get(function, ()) if name in mentions and "@" not in name]
+                open_ += [name for name in mentions.get(function, ()) if name in functions and "@" not in name]
     return owners
 
 

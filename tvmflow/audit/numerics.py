@@ -4,6 +4,7 @@
 |------------------------------|-------------------------------|------------------------------------------------------|
 | LLVM's IR                    | the build, kept in the manifest | every fast-math flag and attribute                 |
 | the CPU's machine code       | the library                   | approximate reciprocals, writes of the float control |
+| the same                     | the library                   | (always) arithmetic narrower than the model's        |
 | PTX and CUDA source          | the build, kept in the manifest | what no precise function of the source needs       |
 | the GPU's machine code       | the library                   | what no precise code holds (sass.py)                 |
 
@@ -12,29 +13,42 @@ fast_math = true allows all of these but LLVM's flags that assume values away: N
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from tvmflow.audit.machine import MachineCode
 from tvmflow.audit.sass import KernelCode
 from tvmflow.config import NumericsSection
-from tvmflow.manifest import Evidence, Finding, Noun
+from tvmflow.manifest import Evidence, Finding, Manifest, Noun
 
 FAST_FLAGS = frozenset({"arcp", "contract", "nsz", "reassoc"})  # what build/numerics.py asks LLVM for
 HINT = "fast_math = true under [numerics] allows it; else find what asks for it: a kernel of [kernels], a flag"
+NARROW_HINT = "take the kernel or tuning record out that computes in fewer bits than the model"
+FLUSHING = frozenset({"ldmxcsr", "vldmxcsr", "msr"})  # what fast_math = true may do to the float control register
+# C's functions that set it (C17, 7.6).
+SET_CONTROL = re.compile(r"fesetround|fesetenv|feupdateenv|feholdexcept|fesetmode|fedisableexcept|feenableexcept")
+NARROW = {
+    "half": "computes in float16",
+    "to half": "rounds to float16",
+    "bfloat16": "computes in or rounds to bfloat16",
+    "other": "multiplies in 8-bit floats or TF32",
+}
 TF32_HINT = "tf32 = true under [numerics] allows it; else take the kernel or record out that asks for TF32"
 
 
 class NumericsAudit(Noun):
     """What was stated, and what the code holds, by kernel ("" is code that belongs to none).
 
-    `llvm_flags` is None for a library whose build was not watched. `approximate` and `float_control` count
-    instructions, `tensor_core` names those of tensor cores.
+    `llvm_flags` is None for a library whose build was not watched. `approximate`, `float_control` and `narrow` count
+    instructions, the latter by kind and for a CPU; `float_control` calls, too. `tensor_core` names instructions of
+    tensor cores.
     """
 
     contract: dict[str, bool | str]
     llvm_flags: dict[str, int] | None
     approximate: dict[str, dict[str, int]]
     float_control: dict[str, dict[str, int]]
+    narrow: dict[str, dict[str, dict[str, int]]]
     tensor_core: dict[str, tuple[str, ...]]
     tf32_kernels: tuple[str, ...]
     read: tuple[str, ...]
@@ -42,19 +56,32 @@ class NumericsAudit(Noun):
 
 
 def numerics(
-    stated: NumericsSection, evidence: Evidence | None, machine: MachineCode, codes: Sequence[KernelCode]
+    stated: NumericsSection,
+    evidence: Evidence | None,
+    machine: MachineCode,
+    codes: Sequence[KernelCode],
+    undefined: Sequence[str],
 ) -> NumericsAudit:
-    """What the code of a library does to numbers."""
+    """What the code of a library does to numbers; `undefined` are the symbols that it looks for elsewhere."""
     approximate: dict[str, dict[str, int]] = {}
     on_gpu = {code.name: code.approximate for code in codes if code.approximate}
     for found in (machine.approximate, evidence.approximations if evidence else {}, on_gpu):
         for kernel, counts in found.items():
             approximate[kernel] = approximate.get(kernel, {}) | dict(counts)
+    control = {kernel: dict(counts) for kernel, counts in machine.control.items()}
+    for name in filter(SET_CONTROL.fullmatch, undefined):
+        for kernel in machine.callers.get(name, ("",)):
+            control.setdefault(kernel, {})[f"{name}()"] = 1
     return NumericsAudit(
         contract=stated.model_dump(),
         llvm_flags=evidence.llvm_flags if evidence else None,
         approximate=approximate,
-        float_control={kernel: dict(counts) for kernel, counts in machine.control.items()},
+        float_control=control,
+        narrow={
+            kind: {kernel: dict(counts) for kernel, counts in machine.found[kind].items()}
+            for kind in NARROW
+            if machine.found.get(kind)
+        },
         tensor_core={code.name: code.products for code in codes if code.products},
         tf32_kernels=tuple(code.name for code in codes if code.uses_tf32),
         read=tuple(_read(evidence, codes)),
@@ -62,9 +89,11 @@ def numerics(
 
 
 def findings(
-    audit: NumericsAudit, stated: NumericsSection, codes: Sequence[KernelCode], on_gpu: bool
+    audit: NumericsAudit, stated: NumericsSection, codes: Sequence[KernelCode], manifest: Manifest
 ) -> Iterator[Finding]:
     """A fault for each breach of what is stated, and a warning where something could not be read."""
+    yield from _of_the_cpu(audit, stated, manifest.narrowest_float)
+    on_gpu = manifest.target.kind == "cuda"
     flags = audit.llvm_flags or {}
     forbidden = {name: n for name, n in flags.items() if not stated.fast_math or name not in FAST_FLAGS}
     if forbidden:
@@ -72,12 +101,6 @@ def findings(
     if not stated.fast_math:
         for kernel, counts in audit.approximate.items():
             yield _fault(_name(kernel), f"approximate or flushing instructions: {_listed(counts)}", HINT)
-        for kernel, counts in audit.float_control.items():
-            yield _fault(
-                _name(kernel),
-                f"sets the CPU's float control register, which may flush denormals: {_listed(counts)}",
-                HINT,
-            )
     for code in codes:
         yield from _product_findings(code, stated)
     if on_gpu and not codes:
@@ -115,6 +138,28 @@ def _product_findings(code: KernelCode, stated: NumericsSection) -> Iterator[Fin
             f"adds up products in float16: {', '.join(code.fp16_sums)}",
             "let the kernel accumulate in float32",
         )
+
+
+def _of_the_cpu(audit: NumericsAudit, stated: NumericsSection, narrowest: str) -> Iterator[Finding]:
+    for kernel, counts in audit.float_control.items():
+        forbidden = {name: n for name, n in counts.items() if not stated.fast_math or name not in FLUSHING}
+        if forbidden:
+            yield _fault(
+                _name(kernel),
+                "sets the CPU's float control register, which may flush denormals or round "
+                f"otherwise: {_listed(forbidden)}",
+                HINT,
+            )
+    allowed = (
+        {"to half", *(() if stated.widen_half else ("half",))}
+        if narrowest == "float16"
+        else ({"bfloat16"} if narrowest == "bfloat16" else set())
+    )
+    for kind, by_kernel in audit.narrow.items():
+        for kernel, counts in by_kernel.items():
+            if kind not in allowed:
+                what = f"{NARROW[kind]}, the model has {narrowest}: {_listed(counts)}"
+                yield _fault(_name(kernel), what, NARROW_HINT)
 
 
 def _read(evidence: Evidence | None, codes: Sequence[KernelCode]) -> Iterator[str]:

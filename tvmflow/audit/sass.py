@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tvmflow.codegen import cubin, cuda
+from tvmflow.errors import SetupError
 
 _SECTION = re.compile(r"^\s*\.section\s+\.text\.([\w$]+)")
 _OTHER_SECTION = re.compile(r"^\s*\.section\s")
@@ -145,4 +146,11 @@ def _resources(usage: str) -> Iterator[tuple[str, dict[str, int]]]:
 
 
 def _output(*command: object) -> str:
-    return subprocess.run([str(part) for part in command], capture_output=True, text=True, check=True).stdout
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    if done.returncode or not done.stdout.strip():
+        said = done.stderr.strip().partition("\n")[0] or "it printed nothing"
+        raise SetupError(
+            f"{command[0]} cannot read a cubin of the library: {said}",
+            "install the tool of CUDA 13; what cannot be read cannot be audited",
+        )
+    return done.stdout

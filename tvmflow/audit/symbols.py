@@ -11,6 +11,7 @@ from tvmflow.audit.bytecode import Bytecode
 from tvmflow.audit.library import Library
 from tvmflow.manifest import Finding, Kernel, Noun
 
+UNDEFINED = "an undefined symbol, resolved by the loader"
 ALLOW_HINT = "keep the operator in the library, or add a pattern with its reason to [audit.allow]"
 
 
@@ -32,7 +33,7 @@ class External(Noun):
 class Sources:
     """What externals are collected from.
 
-    `parts` are the library's other functions: code for the GPU, shape functions. `callers` names, by function called,
+    `parts` are the kernels of its code for the GPU. `callers` names, by function called,
     the kernels in whose code that is.
     """
 
@@ -40,6 +41,7 @@ class Sources:
     bytecode: Bytecode
     kernels: Sequence[Kernel]
     parts: frozenset[str]
+    shape_functions: frozenset[str]
     callers: Mapping[str, tuple[str, ...]]
 
 
@@ -49,20 +51,26 @@ def externals(sources: Sources, allow: Mapping[str, str]) -> tuple[External, ...
     for call in sources.bytecode.calls:
         places[call.name].append(call.place)
     # A kernel that calls the run time is the library's own code; a bare call of the run time is not.
-    own = {kernel.name for kernel in sources.kernels if kernel.origin != "external" or kernel.rule != kernel.name}
-    own |= sources.parts
+    known = {kernel.name for kernel in sources.kernels if kernel.origin != "external" or kernel.rule != kernel.name}
+    own = (sources.library.defined & (known | sources.shape_functions)) | sources.parts
     operators = {kernel.name: kernel.operators for kernel in sources.kernels}
     found = []
     for kind, name in _names(sources):
         if name in own:
             continue
-        reason = next((reason for pattern, reason in allow.items() if fnmatchcase(name, pattern)), None)
+        reason = reason_for(name, allow)
         within = [_kernel_place(caller, operators) for caller in sources.callers.get(name, ())]
         everywhere = tuple(dict.fromkeys([*places.get(name, []), *within]))
         found.append(
             External(name=name, kind=kind, reason=reason, places=everywhere, operators=operators.get(name, ()))
         )
     return tuple({external.name: external for external in reversed(found)}.values())[::-1]
+
+
+def reason_for(name: str, allow: Mapping[str, str]) -> str | None:
+    """The reason for which `allow` lets a name be there, None where it does not."""
+    fits = (why for patterns, why in allow.items() if any(fnmatchcase(name, one) for one in patterns.split("|")))
+    return next(fits, None)
 
 
 def findings(found: Sequence[External], library: Library) -> Iterator[Finding]:
@@ -92,7 +100,8 @@ def findings(found: Sequence[External], library: Library) -> Iterator[Finding]:
             check="external calls",
             level="warning",
             place=library.path.name,
-            what="its symbol table was stripped, so the functions that kernels ask TVM's run time for cannot be listed",
+            what="its symbol table was stripped, so the functions that kernels ask TVM's run time for, and "
+            "code that no kernel reaches, cannot be listed",
             action="audit it before it is stripped",
         )
 
@@ -104,8 +113,8 @@ def _names(sources: Sources) -> Iterator[tuple[str, str]]:
         yield (outside if name in library.defined else "looked up when the library is loaded"), name
     for name in library.asked or ():
         yield "a kernel asks TVM's run time for it", name
-    for name in library.undefined:
-        yield "an undefined symbol, resolved by the loader", name
+    for name in library.image.undefined:
+        yield UNDEFINED, name
     for name in library.needed:
         yield "a shared library that must be there", name
 

@@ -75,6 +75,7 @@ for command in (
     buckets.buckets,
     db.db,
     proof.verify,
+    proof.sign,
     proof.bisect,
     tune.tasks,
     tune.tune,

@@ -1,4 +1,4 @@
-"""The commands `verify` and `bisect`."""
+"""The commands `verify`, `sign` and `bisect`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,13 @@ if TYPE_CHECKING:
 @click.argument("artifact", type=click.Path(path_type=Path))
 @click.option("--model", type=click.Path(path_type=Path), help="The model it was compiled from, if it was moved.")
 @click.option("--verify-inputs", type=click.Path(path_type=Path), metavar="NPZ", help="Verify with these inputs.")
+@click.option(
+    "--signed-by",
+    type=click.Path(path_type=Path),
+    metavar="SIGNERS",
+    help="First check that a key of this allowed_signers file signed it (`tvmflow sign`).",
+)
+@click.option("--no-run", is_flag=True, help="With --signed-by: check the signature and all hashes, and run nothing.")
 @click.option("--attribute", is_flag=True, help="Say whose the difference is: import, schedules, Winograd, fast math.")
 @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="Override a key, e.g. verify.seeds=[7,8].")
 @options.as_json
@@ -28,6 +35,8 @@ def verify(
     artifact: Path,
     model: Path | None,
     verify_inputs: Path | None,
+    signed_by: Path | None,
+    no_run: bool,
     attribute: bool,
     sets: tuple[str, ...],
     as_json: bool,
@@ -37,10 +46,17 @@ def verify(
 
     With --attribute the model is also built without passes and schedules, with them but with precise arithmetic, and
     so on; each build is held against the reference and against the one before it. It takes one build per stage.
+    With --signed-by nothing of ARTIFACT is loaded before its signature and the hashes of all its files are right.
     """
-    from tvmflow import config, flow, report
+    from tvmflow import config, flow, report, signing
     from tvmflow.verification import judgement
 
+    if no_run and signed_by is None:
+        raise UsageError("--no-run goes with --signed-by", "without a run there is nothing else to verify")
+    if signed_by is not None:
+        click.echo(f"signed by {signing.check(artifact, signed_by)}", err=True)
+        if no_run:
+            return
     overrides = [config.parse_override(text) for text in sets]
     if verify_inputs is not None:
         overrides.append({"verify": {"inputs": str(verify_inputs)}})
@@ -54,6 +70,25 @@ def verify(
     show_either(shown, plain, as_json)
     if not verdict.ok:
         raise judgement.describe_wrong_values(verdict, str(artifact))
+
+
+@click.command()
+@click.argument("artifact", type=click.Path(path_type=Path))
+@click.option(
+    "--key",
+    type=click.Path(path_type=Path),
+    required=True,
+    help="A private SSH key, or a public one whose private key an agent holds.",
+)
+@options.debug
+def sign(artifact: Path, key: Path, debug: bool) -> None:
+    """Sign ARTIFACT with an SSH key, into ARTIFACT.sig beside it; `tvmflow verify --signed-by` checks it.
+
+    The signature is ssh-keygen's, of manifest.json, which holds the hashes of all other files.
+    """
+    from tvmflow import signing
+
+    click.echo(f"wrote {signing.sign(artifact, key)}")
 
 
 @click.command()

@@ -93,6 +93,8 @@ class ModelSection(Section):
     """"package.module:function" that returns (torch.nn.Module, example inputs[, dynamic shapes])."""
     folder: Path = Path()
     """Where `entry`'s package is looked for, beside Python's own path; the config file's folder unless stated."""
+    trust: bool = False
+    """Load a .pt2 file although it runs code of its own, e.g. unpickles Python objects. Only for files of your own."""
     inputs: dict[str, ModelInput] = {}
     """Shapes and dtypes by input name, where the model leaves them open."""
 

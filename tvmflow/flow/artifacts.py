@@ -86,9 +86,10 @@ def run_artifact(
     return named
 
 
-def audit_artifact(path: Path, timed: bool, model: Path | None) -> dict[str, Audit]:
+def audit_artifact(path: Path, timed: bool, model: Path | None, given: Config | None = None) -> dict[str, Audit]:
     """Reads what is inside an artifact, per bucket. `timed` runs it on inputs that its model accepts, for each kernel's
-    share."""
+    share. `given` is the config that says what is allowed; without one, the artifact's own does.
+    """
     with artifact.opened_any(path) as (folder, manifest):
         libraries = artifact.libraries(folder, manifest)
         seconds: list[dict[str, float]] | None = None
@@ -101,6 +102,7 @@ def audit_artifact(path: Path, timed: bool, model: Path | None) -> dict[str, Aud
             "tvmflow.verification.child:audit_libraries",
             libraries,
             seconds,
+            given,
             what="auditing the library",
             error=ArtifactError,
             env=running.RUN_ENV,

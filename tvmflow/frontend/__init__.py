@@ -144,4 +144,4 @@ def _torch_source(config: Config) -> Source:
     if model.entry is not None:
         return torch.load_entry(model.entry, model.folder)
     assert model.path is not None
-    return torch.load_program(model.path)
+    return torch.load_program(model.path, model.trust)

@@ -213,9 +213,13 @@ def _precision(narrowest: str, kernels: Sequence[Kernel]) -> str:
 
 
 def _audited(folder: Path, manifest: Manifest) -> Manifest:
-    """The manifest with what an audit found; raises NumericsError where the code breaks the config's numerics."""
+    """The manifest with what an audit found.
+
+    Raises NumericsError where the code breaks the config's numerics, AuditError where it is not a compiler's.
+    """
     found = audit.examine(folder, manifest)
     audit.check_numerics(found)
+    audit.check_library(found)
     return manifest.model_copy(update={"audit": audit.summary(found)})
 
 

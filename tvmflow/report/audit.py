@@ -101,6 +101,7 @@ def _numerics(audit: Audit) -> Section:
         ("LLVM's fast-math flags", flags),
         ("approximate instructions", _by_kernel(numbers.approximate)),
         ("float control", _by_kernel(numbers.float_control)),
+        *((kind, _by_kernel(found)) for kind, found in numbers.narrow.items()),
     ]
     if audit.target.kind == "cuda":
         rows.append(("TF32", ", ".join(numbers.tf32_kernels) or "in no kernel"))

@@ -52,10 +52,15 @@ def _kernel_times(session: Session, feeds: Mapping[str, np.ndarray]) -> dict[str
 
 
 def audit_libraries(
-    libraries: Sequence[tuple[Path, Manifest]], seconds: Sequence[Mapping[str, float]] | None
+    libraries: Sequence[tuple[Path, Manifest]],
+    seconds: Sequence[Mapping[str, float]] | None,
+    given: Config | None = None,
 ) -> list[audit.Audit]:
-    """Audits artifacts, given by folder and manifest; `seconds` are those of one run by kernel, if measured."""
+    """Audits artifacts, given by folder and manifest; `seconds` are those of one run by kernel, if measured.
+
+    `given` is the config that says what is allowed; without one, each artifact's own does.
+    """
     return [
-        audit.examine(folder, manifest, seconds[index] if seconds else None)
+        audit.examine(folder, manifest, seconds[index] if seconds else None, given)
         for index, (folder, manifest) in enumerate(libraries)
     ]

@@ -7,6 +7,7 @@ of importing them works with the pinned versions, and this frontend keeps to one
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import sys
@@ -21,6 +22,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tvmflow.errors import InputError, ModelError, ReferenceRunError, UnsupportedError
+from tvmflow.frontend.torch import archive
 
 Array = np.ndarray[Any, Any]
 # One axis of an example input: None = fixed, a name, or one of torch's dynamic dimensions.
@@ -86,10 +88,18 @@ def load_entry(entry: str, folder: Path) -> Source:
     return source_of(entry, made)
 
 
-def load_program(path: Path) -> Source:
-    """Loads a `.pt2` file of torch.export.save. Raises ModelError when it is damaged, none, or of another torch."""
+def load_program(path: Path, trusted: bool = False) -> Source:
+    """Loads a `.pt2` file of torch.export.save. Raises ModelError when it is damaged, none, or of another torch.
+
+    Unless it is `trusted`, a file that would run code of its own is a ModelError, too.
+    """
     try:
-        program = torch.export.load(path)
+        if not trusted:
+            archive.check(path)
+        with contextlib.nullcontext() if trusted else archive.weights_only():
+            return _source_of_program(str(path), torch.export.load(path))
+    except ModelError:
+        raise
     except Exception as exc:
         raise ModelError(
             f"{path}: not a readable torch.export program: {type(exc).__name__}: {_first_lines(exc)}",
@@ -97,13 +107,6 @@ def load_program(path: Path) -> Source:
             " its own and earlier versions",
             traceback.format_exc(),
         ) from exc
-    placeholders = tensor_placeholders(program)
-    axes = tuple(
-        tuple(None if isinstance(size, int) else str(size) for size in node.meta["val"].shape) for node in placeholders
-    )
-    args, kwargs = program.example_inputs or _zeros_like_inputs(program)
-    names = tuple(node.name for node in placeholders)
-    return Source(str(path), program.module(), tuple(args), kwargs, axes, names, program)
 
 
 def example_inputs(source: Source) -> dict[str, Array]:
@@ -244,6 +247,16 @@ def _key_text(key: Any) -> str:
         if hasattr(key, attribute):
             return str(getattr(key, attribute))
     return str(key)
+
+
+def _source_of_program(where: str, program: torch.export.ExportedProgram) -> Source:
+    placeholders = tensor_placeholders(program)
+    axes = tuple(
+        tuple(None if isinstance(size, int) else str(size) for size in node.meta["val"].shape) for node in placeholders
+    )
+    args, kwargs = program.example_inputs or _zeros_like_inputs(program)
+    names = tuple(node.name for node in placeholders)
+    return Source(where, program.module(), tuple(args), kwargs, axes, names, program)
 
 
 def _zeros_like_inputs(program: torch.export.ExportedProgram) -> tuple[tuple[Any, ...], dict[str, Any]]:
