@@ -98,7 +98,7 @@ def test_a_broken_file(tmp_path, data, message):
 
 def test_no_file_a_directory_no_permission(tmp_path):
     assert message_of(read, tmp_path / "none.onnx") == "no such file"
-    assert message_of(read, tmp_path) == "is a directory"
+    assert message_of(read, tmp_path) == "is a directory, not a file"
     if os.getuid():
         path = write(tmp_path / "m.onnx", newer_opset())
         path.chmod(0)

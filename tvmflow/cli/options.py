@@ -52,9 +52,10 @@ def config_of(
 ) -> Config:  # fmt: skip
     """The Config of a model or config file with the command line's options over it; raises UsageError, ConfigError.
 
+    Its [limits] hold for all processes from now on.
     `sections` are tables of single sections, e.g. verify={"enabled": False}.
     """
-    from tvmflow import config
+    from tvmflow import config, process
 
     section = {key: value for key, value in (("kind", target), ("arch", arch)) if value is not None}
     inputs = {name: {"shape": _sizes(value)} for name, value in (_pair("--shape", text) for text in shapes)}
@@ -63,7 +64,9 @@ def config_of(
         {"target": section}, {"model": {"inputs": inputs}}, {"shapes": {"dims": sizes}}, sections,
         *(config.parse_override(text) for text in sets),
     ]  # fmt: skip
-    return config.of_model(model, overrides)
+    cfg = config.of_model(model, overrides)
+    process.limit(cfg.limits.memory_gib, cfg.limits.minutes)
+    return cfg
 
 
 def sizes_of(dims: tuple[str, ...]) -> dict[str, int]:

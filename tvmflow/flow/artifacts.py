@@ -116,7 +116,7 @@ def bench_artifact(
             samples, _ = process.call(
                 "tvmflow.children.running:time_beside_peer", cfg, place, proof.accepted(cfg, one), threads,
                 budget_s / len(libraries), what="timing the library", error=ArtifactError,
-                env={} if frontend.is_torch(cfg) else proof.RUN_ENV, torch=frontend.is_torch(cfg),
+                env={} if frontend.is_torch(cfg) else proof.RUN_ENV, torch=frontend.is_torch(cfg), timed=False,
             )  # fmt: skip
             measured[name] = tuple(samples)
     return measured
@@ -150,4 +150,5 @@ def _config_of(manifest: Described, model: Path | None, overrides: config.Overri
     cfg = config.from_dict(manifest.config, [*extra, *overrides], source=f"config of {manifest.name}")
     if cfg.model.path:
         artifact.check_source(cfg.model.path, manifest)
+    process.limit(cfg.limits.memory_gib, cfg.limits.minutes)
     return cfg

@@ -65,7 +65,7 @@ def tune(cfgs: Sequence[Config], what: Selection, on_event: Callable[[Any], None
     with proof.cuda_env(cfgs[0].target.kind) as env:
         found, _ = process.call(
             "tvmflow.children.tuning:tune", [one for _, one in models], what.pattern, what.shard, what="tuning",
-            on_event=heard, env=env, torch=frontend.needs_torch(*cfgs),
+            on_event=heard, env=env, torch=frontend.needs_torch(*cfgs), timed=False,
         )  # fmt: skip
     last = next((event for event in reversed(progress) if not isinstance(event, str)), None)
     settled = {}
@@ -88,7 +88,7 @@ def compare_methods(cfgs: Sequence[Config], again: bool, on_event: Callable[[Any
         return []
     models = [one for _, one in per_bucket(served)]
     found, _ = process.call("tvmflow.children.tuning:compare_methods", models, again, what="comparing methods",
-                            on_event=on_event, torch=frontend.needs_torch(*served))  # fmt: skip
+                            on_event=on_event, torch=frontend.needs_torch(*served), timed=False)  # fmt: skip
     return list(found)
 
 

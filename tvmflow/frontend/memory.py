@@ -9,6 +9,7 @@ import onnx
 import psutil
 from onnx import TensorProto
 
+from tvmflow import process
 from tvmflow.errors import ModelError
 
 _SUB_BYTE_BITS = {TensorProto.INT4: 4, TensorProto.UINT4: 4, TensorProto.FLOAT4E2M1: 4,
@@ -29,8 +30,29 @@ def check_fits(what: str, shape: Sequence[int], elem_type: int) -> None:
     """Raises ModelError when a tensor of `shape` alone takes more than this machine's free memory."""
     if any(size < 0 for size in shape):
         raise ModelError(f"{what} has a negative size in its shape {list(shape)}", "export the model again")
-    needed = math.prod(shape) * bits_of(elem_type) // 8
+    check_total(f"{what} of shape {list(shape)}", math.prod(shape) * bits_of(elem_type) // 8)
+
+
+def check_total(what: str, needed_bytes: int) -> None:
+    """Raises ModelError where something takes more than this machine's free memory, or than the limit of it."""
     free = psutil.virtual_memory().available
-    if needed > free:
-        raise ModelError(f"{what} of shape {list(shape)} takes {needed:,} bytes, and {free:,} bytes of memory are free",
+    if needed_bytes > free:
+        raise ModelError(f"{what} takes {needed_bytes:,} bytes, and {free:,} bytes of memory are free",
                          "make the shapes smaller, or use a machine with more memory")
+    if needed_bytes > (limit := process.memory_limit_bytes()):
+        raise ModelError(f"{what} takes {needed_bytes:,} bytes, and limits.memory_gib allows {limit:,}",
+                         "make the shapes smaller, or allow more: --set limits.memory_gib=...")
+
+
+def values_of(tensor: TensorProto) -> tuple[str, int] | None:
+    """The field that holds a tensor's values where they are not raw, and how many it must hold.
+
+    None for types that onnx does not know.
+    """
+    known = [number for number in TensorProto.DataType.values() if number != TensorProto.UNDEFINED]
+    if tensor.data_type not in known:
+        return None
+    count = math.prod(tensor.dims)
+    packed = 8 // _SUB_BYTE_BITS.get(tensor.data_type, 8)
+    parts = 2 if tensor.data_type in (TensorProto.COMPLEX64, TensorProto.COMPLEX128) else 1
+    return onnx.helper.tensor_dtype_to_field(tensor.data_type), -(-count * parts // packed)

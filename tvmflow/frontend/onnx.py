@@ -16,6 +16,7 @@ from tvmflow import config
 from tvmflow.errors import ConfigError, ModelError, UnsupportedError
 from tvmflow.frontend import ops
 from tvmflow.frontend.checks import check
+from tvmflow.frontend.function_bounds import check_functions
 from tvmflow.frontend.importer import import_model
 from tvmflow.frontend.model import Model
 from tvmflow.frontend.normalise import STEPS
@@ -42,9 +43,7 @@ def load(path: Path, model_inputs: Mapping[str, config.ModelInput], dims: Mappin
     be compiled, ConfigError where `model_inputs` or `dims` do not fit the model; each message starts with `path`.
     """
     with _located(path):
-        model = read(path)
-        sort_nodes(model)
-        _check_valid(model)
+        model = _checked(path)
         fix_shapes(model, model_inputs, dims)
         check_memory(model)
         inputs, outputs = _input_specs(model), [_declared(value) for value in model.graph.output]
@@ -62,11 +61,18 @@ def inputs(
 ) -> tuple[TensorSpec, ...]:
     """What goes into the model in the ONNX file `path`, not imported; raises ModelError and ConfigError likewise."""
     with _located(path):
-        model = read(path)
-        sort_nodes(model)
-        _check_valid(model)
+        model = _checked(path)
         fix_shapes(model, model_inputs, dims)
         return tuple(_input_specs(model))
+
+
+def _checked(path: Path) -> ModelProto:
+    """The model in `path`, whose structure is right, and which is not far larger than its file once it is unfolded."""
+    model = read(path)
+    check_functions(model)
+    sort_nodes(model)
+    _check_valid(model)
+    return model
 
 
 @contextmanager
