@@ -13,7 +13,7 @@ KINDS = {
     stat.S_IFDIR: "a directory", stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device", stat.S_IFBLK: "a device",
 }  # fmt: skip
-HINTS: dict[type[OSError], str] = {
+HINTS: dict[type[Exception], str] = {
     FileNotFoundError: "check the path",
     PermissionError: "give the user who runs this the right to read it: chmod u+r",
 }
@@ -53,6 +53,20 @@ def read_regular(path: Path, error: type[TvmflowError], most_bytes: int, place: 
     if len(data) > most_bytes:
         raise error(*_too_large(f"{path}: " if place is None else place, len(data), most_bytes))
     return data
+
+
+def fault_of(path: Path) -> str:
+    """Why `path` is no regular file that can be read, in words for a message that names it; "" where it is one."""
+    try:
+        fault = _fault(os.stat(path), None)
+    except (OSError, ValueError) as exc:
+        return reason(exc)
+    return fault[0] if fault else "" if os.access(path, os.R_OK) else reason(PermissionError())
+
+
+def is_text(path: str) -> bool:
+    """Whether a path is valid UTF-8; the system allows any bytes."""
+    return not any("\ud800" <= character <= "\udfff" for character in path)
 
 
 def reason(exc: OSError | ValueError) -> str:

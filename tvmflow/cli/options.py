@@ -84,10 +84,10 @@ def _pair(option: str, text: str) -> tuple[str, str]:
 def _sizes(value: str) -> list[int | str]:
     """`1x3x224x224`, or with commas where a dimension's name holds an x; nothing at all is a scalar."""
     parts = [part for part in value.split("," if "," in value else "x") if part]
-    return [int(part) if re.fullmatch(r"-?[0-9]+", part) else part for part in parts]
+    return [int(part[:20]) if re.fullmatch(r"-?[0-9]+", part) else part for part in parts]  # more is too much anyway
 
 
 def _size(name: str, value: str) -> int:
-    if not re.fullmatch(r"[0-9]+", value):
+    if not re.fullmatch(r"[0-9]{1,18}", value):
         raise UsageError(f"--dim {name}={value}: `{value}` is no size", "e.g. --dim batch=4")
     return int(value)

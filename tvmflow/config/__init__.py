@@ -28,8 +28,8 @@ from tvmflow.config.sections import (
 from tvmflow.config.text import name, schema, shown, stated, to_json, to_toml
 
 __all__ = [
-    "AuditSection", "Config", "DType", "GraphSection", "KernelSection", "LimitsSection", "ModelInput", "ModelSection", "NumericsSection",
-    "Overrides", "ShapesSection", "TargetSection", "Tolerance", "TuningSection", "VerifySection", "from_dict",
-    "from_json", "has_tf32", "load", "name", "of_model", "parse_override", "per_bucket", "schema", "shown", "stated",
-    "symbolic", "to_json", "to_toml",
+    "AuditSection", "Config", "DType", "GraphSection", "KernelSection", "LimitsSection", "ModelInput", "ModelSection",
+    "NumericsSection", "Overrides", "ShapesSection", "TargetSection", "Tolerance", "TuningSection", "VerifySection",
+    "from_dict", "from_json", "has_tf32", "load", "name", "of_model", "parse_override", "per_bucket", "schema", "shown",
+    "stated", "symbolic", "to_json", "to_toml",
 ]  # fmt: skip

@@ -6,6 +6,7 @@ Functions that call others twice double their size at each level: a small file m
 from __future__ import annotations
 
 import graphlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -25,7 +26,7 @@ Key = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Size:
-    """Nodes, bytes of attributes and references to the caller's attributes after inlining, and how deep graphs stand in graphs."""
+    """After inlining: nodes, bytes of attributes, references to the caller's attributes, graphs inside graphs."""
 
     nodes: int = 0
     attribute_bytes: int = 0
@@ -44,10 +45,10 @@ def check_functions(model: ModelProto) -> None:
         sizes[key] = _size_of(functions[key].node, sizes)
         _check(f"the function {_name(key)}", sizes[key])
     whole = _size_of(model.graph.node, sizes)
-    calls = [_callee(node) for _, node in _nodes(model.graph.node) if _callee(node) in sizes]
+    calls = Counter(_callee(node) for _, node in _nodes(model.graph.node) if _callee(node) in sizes)
     if calls:
-        largest = max(dict.fromkeys(calls), key=lambda key: sizes[key].nodes * calls.count(key))
-        _check(f"the model, mostly by {calls.count(largest):,} calls of the function {_name(largest)},", whole,
+        largest = max(calls, key=lambda key: sizes[key].nodes * calls[key])
+        _check(f"the model, mostly by {calls[largest]:,} calls of the function {_name(largest)},", whole,
                sum(1 for _ in _nodes(model.graph.node)))
 
 
@@ -56,8 +57,8 @@ def _check(what: str, size: Size, own_nodes: int = 0) -> None:
         raise UnsupportedError(f"{what} would become {size.nodes:,} nodes when functions are inlined; "
                                f"{MAX_NODES:,} are the most", WITHOUT)
     if size.attribute_bytes > MAX_BYTES:
-        raise UnsupportedError(f"{what} would become {size.attribute_bytes:,} bytes of attributes when functions are inlined; "
-                               f"{MAX_BYTES:,} are the most", WITHOUT)
+        raise UnsupportedError(f"{what} would have {size.attribute_bytes:,} bytes of attributes when functions are "
+                               f"inlined; {MAX_BYTES:,} are the most", WITHOUT)
     if size.depth > MAX_NESTING:
         raise UnsupportedError(f"{what} would nest branches {size.depth} deep when functions are inlined; "
                                f"{MAX_NESTING} levels are the most", "export it with fewer levels")

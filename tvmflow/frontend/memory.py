@@ -12,6 +12,7 @@ from onnx import TensorProto
 from tvmflow import process
 from tvmflow.errors import ModelError
 
+NEGLIGIBLE = 1 << 20  # bytes; asking the system what is free takes longer than having them
 _SUB_BYTE_BITS = {TensorProto.INT4: 4, TensorProto.UINT4: 4, TensorProto.FLOAT4E2M1: 4,
                   TensorProto.INT2: 2, TensorProto.UINT2: 2}
 
@@ -35,6 +36,8 @@ def check_fits(what: str, shape: Sequence[int], elem_type: int) -> None:
 
 def check_total(what: str, needed_bytes: int) -> None:
     """Raises ModelError where something takes more than this machine's free memory, or than the limit of it."""
+    if needed_bytes < NEGLIGIBLE:
+        return
     free = psutil.virtual_memory().available
     if needed_bytes > free:
         raise ModelError(f"{what} takes {needed_bytes:,} bytes, and {free:,} bytes of memory are free",

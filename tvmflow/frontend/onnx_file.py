@@ -135,8 +135,8 @@ def _parse(data: bytes) -> ModelProto:
         model: ModelProto = ModelProto.FromString(data)
     except DecodeError as exc:
         if "MaxDepth" in str(exc):
-            raise ModelError(f"its branches or loops are nested more than {MAX_NESTING} deep", "export it with fewer levels"
-                             ) from None  # fmt: skip
+            raise ModelError(f"its branches or loops are nested more than {MAX_NESTING} deep",
+                             "export it with fewer levels") from None
         raise ModelError(f"not an ONNX file, or a truncated one ({len(data):,} bytes)", EXPORT_AGAIN) from None
     return model
 
