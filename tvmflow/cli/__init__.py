@@ -14,6 +14,8 @@ from tvmflow import __version__
 from tvmflow.cli import artifacts, audit, buckets, compiling, db, proof, tune
 from tvmflow.errors import EXIT_BUG, EXIT_INTERRUPTED, OutputError, TvmflowError, UsageError
 
+MAX_LINE = 2000  # characters of one line of a message
+
 
 def main() -> None:
     """The console script: every TvmflowError becomes two lines and its exit code."""
@@ -84,6 +86,8 @@ def _show_error(exc: TvmflowError, debug: bool) -> None:
 
 
 def _plain(text: str) -> str:
-    """Messages quote names from files, which must not control the terminal."""
+    """Messages quote names from files, which must not control the terminal, nor fill it."""
+    lines = [line if len(line) <= MAX_LINE else f"{line[: MAX_LINE - 200]} [...] {line[-200:]}"
+             for line in text.split("\n")]  # fmt: skip
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape", "surrogatepass").decode()
-                   for c in text)  # fmt: skip
+                   for c in "\n".join(lines))  # fmt: skip

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import resource
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 
 import onnx
 import psutil
-from onnx import TensorProto
+from onnx import ModelProto, TensorProto
 
 from tvmflow import process
 from tvmflow.errors import ModelError
 
+# What an import may allocate beyond what the file holds, and how often it may copy the weights.
+MOST_BYTES = 2 << 30
+BYTES_PER_NODE = 64 << 10
+COPIES = 8
 NEGLIGIBLE = 1 << 20  # bytes; asking the system what is free takes longer than having them
 _SUB_BYTE_BITS = {TensorProto.INT4: 4, TensorProto.UINT4: 4, TensorProto.FLOAT4E2M1: 4,
                   TensorProto.INT2: 2, TensorProto.UINT2: 2}
@@ -45,6 +52,30 @@ def check_total(what: str, needed_bytes: int) -> None:
     if needed_bytes > (limit := process.memory_limit_bytes()):
         raise ModelError(f"{what} takes {needed_bytes:,} bytes, and limits.memory_gib allows {limit:,}",
                          "make the shapes smaller, or allow more: --set limits.memory_gib=...")
+
+
+@contextmanager
+def bounded(model: ModelProto) -> Iterator[None]:
+    """Inside, at most what importing `model` may take is allocated; a request for more is a MemoryError at once.
+
+    Sizes that stand in a model's attributes and constants become arrays in many places: in onnxscript, in TVM, in our
+    converters. The system refuses what is too large, before any of it is used.
+    """
+    nodes = len(model.graph.node)
+    allowed = MOST_BYTES + BYTES_PER_NODE * nodes + COPIES * sum(len(t.raw_data) for t in model.graph.initializer)
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    most = _data_bytes() + allowed
+    if before[0] == resource.RLIM_INFINITY or most < before[0]:
+        resource.setrlimit(resource.RLIMIT_DATA, (most, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def _data_bytes() -> int:
+    """What counts against RLIMIT_DATA by now."""
+    return int(Path("/proc/self/statm").read_text().split()[5]) * resource.getpagesize()
 
 
 def values_of(tensor: TensorProto) -> tuple[str, int] | None:

@@ -13,9 +13,9 @@ from onnx import ModelProto, TensorProto
 from tvm import relax
 
 from tvmflow import config
-from tvmflow.errors import ConfigError, ModelError, UnsupportedError
-from tvmflow.frontend import ops
-from tvmflow.frontend.checks import check
+from tvmflow.errors import ConfigError, ModelError, UnsupportedError, first_line, innermost, last_line
+from tvmflow.frontend import memory, ops
+from tvmflow.frontend.checks import check, check_dense
 from tvmflow.frontend.function_bounds import check_functions
 from tvmflow.frontend.importer import import_model
 from tvmflow.frontend.model import Model
@@ -47,10 +47,11 @@ def load(path: Path, model_inputs: Mapping[str, config.ModelInput], dims: Mappin
         fix_shapes(model, model_inputs, dims)
         check_memory(model)
         inputs, outputs = _input_specs(model), [_declared(value) for value in model.graph.output]
-        model, notes = _normalised(model)
-        check(model, ops.convert_map(), ops.refusals)
-        dtypes = {value.name: dtype_name(value.type.tensor_type.elem_type) for value in model.graph.input}
-        mod, more = import_model(model, input_shapes(model.graph), dtypes)
+        with memory.bounded(model):
+            model, notes = _normalised(model)
+            check(model, ops.convert_map(), ops.refusals)
+            dtypes = {value.name: dtype_name(value.type.tensor_type.elem_type) for value in model.graph.input}
+            mod, more = import_model(model, input_shapes(model.graph), dtypes)
         ranged = [spec.model_copy(update={"range": limits})
                   for spec, limits in zip(inputs, input_ranges(model), strict=True)]
         return Model(mod, Signature(inputs=tuple(ranged), outputs=_output_specs(outputs, inputs, mod)), notes + more)
@@ -72,6 +73,7 @@ def _checked(path: Path) -> ModelProto:
     check_functions(model)
     sort_nodes(model)
     _check_valid(model)
+    check_dense(model)
     return model
 
 
@@ -85,7 +87,10 @@ def _located(path: Path) -> Iterator[None]:
     except UnicodeDecodeError as exc:
         raise ModelError(f"{path}: holds names that are not UTF-8", EXPORT_AGAIN) from exc
     except onnx_ir.serde.SerdeError as exc:
-        raise ModelError(f"{path}: not a valid model: {exc.__cause__ or exc}", EXPORT_AGAIN) from exc
+        raise ModelError(f"{path}: not a valid model: {last_line(innermost(exc))[:300]}", EXPORT_AGAIN) from exc
+    except MemoryError as exc:
+        raise ModelError(f"{path}: its import takes far more memory than what the file holds: {first_line(exc)}",
+                         "make the sizes that the model's constants and attributes state smaller") from exc
 
 
 def _normalised(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
@@ -102,15 +107,17 @@ def _normalised(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
 def _check_valid(model: ModelProto) -> None:
     """onnx's own checker; TVM's importer would only warn of what it finds."""
     light = without_weights(model)
-    for value in light.graph.output:
-        if value.type.WhichOneof("value") in (None, "tensor_type"):
-            # The checker wants a full type, which neither the standard nor any runtime does.
+    for value in (*light.graph.input, *light.graph.output):
+        is_tensor = value.type.WhichOneof("value") in (None, "tensor_type")
+        if is_tensor and not value.type.tensor_type.HasField("shape"):
+            # The checker wants a full type, which neither the standard nor any runtime does. Inputs get theirs later.
             value.type.CopyFrom(onnx.helper.make_tensor_type_proto(TensorProto.FLOAT, []))
     try:
         onnx.checker.check_model(light)
     except onnx.checker.ValidationError as exc:
         lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
-        raise ModelError(f"not a valid model: {lines[0] if lines else 'onnx.checker refuses it'}",
+        where = next((f" ({line})" for line in lines if "Context:" in line), "").replace("==> Context: ", "")
+        raise ModelError(f"not a valid model: {lines[0] if lines else 'onnx.checker refuses it'}{where[:300]}",
                          EXPORT_AGAIN, str(exc)) from None
 
 
