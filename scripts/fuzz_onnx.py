@@ -4,7 +4,7 @@
     python scripts/fuzz_onnx.py --files 500 --seed 7        the same files each time
 
 A finding is a signal, an exception that is no error of tvmflow, more CPU time or memory than SECONDS_EACH and
-MEMORY_GIB. Its file is kept; the exit code is then 1. Many files go through one process, which is replaced when it ends.
+MEMORY_GIB. Its file is kept; the exit code is then 1. Many files go through one process, replaced when it ends.
 """
 
 from __future__ import annotations

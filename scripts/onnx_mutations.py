@@ -18,7 +18,8 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 NUMBERS = (0, 1, -1, 2, 3, -2, 7, 16, 255, 4096, 65536, 2**24, 2**31 - 1, -(2**31), 2**32, 2**40, 2**62, 2**63 - 1,
            -(2**63))  # fmt: skip
 FLOATS = (0.0, -0.0, 1.0, -1.0, 1e-45, 1e38, -1e38, float("inf"), float("-inf"), float("nan"))
-TEXTS = (b"", b"NOTSET", b"SAME_UPPER", b"VALID", b"linear", b"nearest", b"constant", b"reflect", b"\xff\xfe", b"ij,jk->ik")
+TEXTS = (b"", b"NOTSET", b"SAME_UPPER", b"VALID", b"linear", b"nearest", b"constant", b"reflect", b"\xff\xfe",
+         b"ij,jk->ik")  # fmt: skip
 EXTERNAL = ("w.bin", "none.bin", "../w.bin", "/etc/passwd", "", ".", "w.bin/x", "a\0b", "x" * 5000)
 LARGEST_BYTES = 1 << 20  # a model of the corpus; larger ones only take time
 
@@ -85,8 +86,8 @@ def _own_models() -> list[ModelProto]:
     then = branch("then", make("Constant", [], ["k1"], value=weight), make("Add", ["x", "k1"], ["t"]))
     other = branch("else", make("Twice", ["x"], ["e"], domain="own"))
     nodes = [make("If", ["c"], ["i"], then_branch=then, else_branch=other), make("Shape", ["i"], ["s"]),
-             make("ConstantOfShape", ["s"], ["z"]), make("Add", ["i", "z"], ["p"]), make("Twice", ["p"], ["q"], domain="own"),
-             make("Reshape", ["q", "flat"], ["r"]), make("Tile", ["r", "two"], ["y"])]  # fmt: skip
+             make("ConstantOfShape", ["s"], ["z"]), make("Add", ["i", "z"], ["p"]),
+             make("Twice", ["p"], ["q"], domain="own"), make("Reshape", ["q", "flat"], ["r"]), make("Tile", ["r", "two"], ["y"])]  # fmt: skip
     weights = [numpy_helper.from_array(np.array([-1, 4]), "flat"), numpy_helper.from_array(np.array([2, 1]), "two"),
                weight]
     graph = helper.make_graph(nodes, "own", [value("c", TensorProto.BOOL), value("x", TensorProto.FLOAT, "n", 16)],
@@ -136,8 +137,9 @@ def _change_values(rng: random.Random, model: ModelProto) -> None:
     if tensor is None:
         return
     if tensor.data_type == TensorProto.INT64 and tensor.raw_data:
-        values = np.frombuffer(tensor.raw_data, "<i8")
-        tensor.raw_data = np.array([rng.choice(NUMBERS) if rng.random() < 0.5 else int(v) for v in values], "<i8").tobytes()
+        values = [int(value) for value in np.frombuffer(tensor.raw_data[: len(tensor.raw_data) // 8 * 8], "<i8")]
+        changed = [rng.choice(NUMBERS) if rng.random() < 0.5 else value for value in values]
+        tensor.raw_data = np.array(changed, "<i8").tobytes()
     elif rng.random() < 0.3:
         tensor.ClearField("raw_data")
     elif rng.random() < 0.5:
@@ -230,11 +232,13 @@ def _change_frame(rng: random.Random, model: ModelProto) -> None:
         model.functions.append(rng.choice(model.functions))
     elif choice == 4 and model.functions:
         function: FunctionProto = rng.choice(model.functions)
-        function.node.append(NodeProto(op_type=rng.choice(model.functions).name, domain="own", input=["a"], output=["z"]))
+        name = rng.choice(model.functions).name
+        function.node.append(NodeProto(op_type=name, domain="own", input=["a"], output=["z"]))
     elif choice == 5 and model.graph.initializer:
         del model.graph.initializer[rng.randrange(len(model.graph.initializer))]
     elif choice == 6 and (node := _node(rng, model)) is not None:
-        node.attribute.append(helper.make_attribute("then_branch", GraphProto.FromString(model.graph.SerializeToString())))
+        inner = GraphProto.FromString(model.graph.SerializeToString())
+        node.attribute.append(helper.make_attribute("then_branch", inner))
 
 
 Change = Callable[[random.Random, ModelProto], None]

@@ -65,7 +65,8 @@ def of_model(model: str, overrides: Overrides = (), defaults: Mapping[str, Any] 
     `defaults` hold where neither a file nor `overrides` say otherwise.
     """
     if not files.is_text(model):
-        raise ConfigError(f"{model}: its name is not UTF-8, in which manifests are written", "rename the file, or run with PYTHONUTF8=1 where the locale is at fault")
+        raise ConfigError(f"{model}: its name is not UTF-8, in which manifests are written",
+                          "rename the file, or run with PYTHONUTF8=1 where the locale is at fault")
     if model.endswith(".toml"):
         return load(Path(model), overrides)
     is_entry = ":" in model and not os.path.lexists(model)

@@ -18,7 +18,7 @@ LOOPS = frozenset({"Loop", "Scan"})
 # What the importer does itself, without a converter.
 BUILT_IN = frozenset({"If", "Constant"})
 STANDARD = ("", "ai.onnx")
-# Attributes that may hold numbers beyond 32 bits; all others are axes, sizes, counts and modes, which TVM would cut off.
+# Attributes that may hold numbers beyond 32 bits; others are axes, sizes and modes, which TVM would cut off.
 WIDE = frozenset({"starts", "ends", "value", "value_int", "value_ints", "keys_int64s", "values_int64s"})
 # Element types that both ONNX and TVM compute with.
 SUPPORTED_TYPES = frozenset({

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped] # has no types
@@ -18,6 +19,7 @@ from tvmflow.files import open_regular, read_regular
 from tvmflow.frontend import external_data, memory
 
 MAX_PROTOBUF_BYTES = 2**31 - 1
+TENSOR_NAME = TensorProto.DESCRIPTOR.fields_by_name["name"]
 MAX_NESTING = 31  # graphs in attributes of nodes; protobuf reads no more
 EXPORT_AGAIN = "export the model again, or fetch the whole file"
 EXPORT_AS_ONNX = "export the model as ONNX, e.g. by torch.onnx.export"
@@ -48,6 +50,7 @@ def read(path: Path) -> ModelProto:
     """
     model = _parse(_bytes_of(path))
     del model.training_info[:]  # graphs that only training runs
+    _check_text(model)
     _check_header(model)
     total = 0
     for tensor in tensors(model):
@@ -139,6 +142,22 @@ def _parse(data: bytes) -> ModelProto:
                              "export it with fewer levels") from None
         raise ModelError(f"not an ONNX file, or a truncated one ({len(data):,} bytes)", EXPORT_AGAIN) from None
     return model
+
+
+def _check_text(model: ModelProto) -> None:
+    """Raises ModelError where a text is not UTF-8: protobuf then gives bytes, which nothing later expects."""
+    pending: list[Any] = [model]
+    while pending:
+        message = pending.pop()
+        # Of tensors only what is text: to list their fields would copy their data.
+        fields = [(TENSOR_NAME, message.name)] if isinstance(message, TensorProto) else message.ListFields()
+        pending += message.external_data if isinstance(message, TensorProto) else []
+        for field, value in fields:
+            values = value if field.is_repeated else [value]
+            if field.type == field.TYPE_MESSAGE:
+                pending += values
+            elif field.type == field.TYPE_STRING and (wrong := next((v for v in values if isinstance(v, bytes)), None)):
+                raise ModelError(f"the {field.name.replace('_', ' ')} {wrong[:100]!r} is not UTF-8", EXPORT_AGAIN)
 
 
 def _check_header(model: ModelProto) -> None:
