@@ -87,7 +87,8 @@ def _own_models() -> list[ModelProto]:
     other = branch("else", make("Twice", ["x"], ["e"], domain="own"))
     nodes = [make("If", ["c"], ["i"], then_branch=then, else_branch=other), make("Shape", ["i"], ["s"]),
              make("ConstantOfShape", ["s"], ["z"]), make("Add", ["i", "z"], ["p"]),
-             make("Twice", ["p"], ["q"], domain="own"), make("Reshape", ["q", "flat"], ["r"]), make("Tile", ["r", "two"], ["y"])]  # fmt: skip
+             make("Twice", ["p"], ["q"], domain="own"), make("Reshape", ["q", "flat"], ["r"]),
+             make("Tile", ["r", "two"], ["y"])]  # fmt: skip
     weights = [numpy_helper.from_array(np.array([-1, 4]), "flat"), numpy_helper.from_array(np.array([2, 1]), "two"),
                weight]
     graph = helper.make_graph(nodes, "own", [value("c", TensorProto.BOOL), value("x", TensorProto.FLOAT, "n", 16)],

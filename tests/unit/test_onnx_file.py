@@ -13,7 +13,7 @@ from onnx.numpy_helper import from_array
 from tvmflow import config
 from tvmflow.errors import ConfigError, TvmflowError
 from tvmflow.frontend import memory
-from tvmflow.frontend.onnx_file import read
+from tvmflow.frontend.onnx_file import data_locations, read, tensors
 from tvmflow.frontend.onnx_graph import sort_nodes
 from tvmflow.frontend.onnx_shapes import check_memory, fix_shapes, input_shapes
 
@@ -76,6 +76,20 @@ FILES = {
                   "not an ONNX file, or a truncated one (60 bytes)"),
     "Git LFS": (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n",
                 "is a Git LFS pointer, not the model"),
+    "zip": (b"PK\x03\x04" + bytes(99), "is a zip archive, not an ONNX file"),
+    "TensorFlow Lite": (b"\x1c\0\0\0TFL3" + bytes(99), "is a TensorFlow Lite model"),
+    "ORT format": (b"\x1c\0\0\0ORTM" + bytes(99), "is a model in ONNX Runtime's own format (.ort)"),
+    "web page": (b"\n<!DOCTYPE html><html>", "is a web page or XML, not an ONNX file"),
+    "pickle": (b"\x80\x02}q\0", "is a Python pickle, as old versions of PyTorch write them"),
+    "safetensors": (b"\x08" + bytes(7) + b'{"w": 0}', "is a safetensors file, which holds weights and no graph"),
+    "gzip": (b"\x1f\x8b\x08", "is compressed with gzip"),
+    "JSON": (b'{"ir_version": 8}', "is JSON, not an ONNX file"),
+    "no UTF-8": (model([helper.make_node("Relu", ["x"], ["y"])]).SerializeToString().replace(b"Relu", b"R\xfflu"),
+                 "the op type b'R\\xfflu' is not UTF-8"),
+    "few values": (added(TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[4], float_data=[1, 2])
+                         ).SerializeToString(), "tensor 'w' of shape [4] needs 4 values and has 2"),
+    "no values": (added(TensorProto(name="w", data_type=TensorProto.INT4, dims=[3])).SerializeToString(),
+                  "tensor 'w' of shape [3] needs 2 values and has 0"),
     "no graph": (onnx.ModelProto(ir_version=10).SerializeToString(), "holds no graph"),
     "no opset": (without_opset().SerializeToString(), "names no opset version"),
     "newer opset": (newer_opset().SerializeToString(), f"opset 999 is newer than onnx {onnx.__version__} knows "
@@ -137,6 +151,92 @@ def test_broken_external_data(tmp_path, entries, message):
     (folder / "link").symlink_to(tmp_path / "secret")
     path = write(folder / "m.onnx", added(external(from_array(np.zeros(4, "float32"), "w"), **entries)))
     assert message_of(read, path) == message.format(folder=folder)
+
+
+def test_external_data_is_read_wherever_a_tensor_stands(tmp_path, monkeypatch):
+    """In a branch, a function, a function's default and a sparse tensor; from the model's folder, wherever we are."""
+    want = np.arange(4, dtype="float32")
+    (tmp_path / "w.bin").write_bytes(want.tobytes())
+
+    def constant(name):
+        return helper.make_node("Constant", [], [name], value=external(from_array(want, name), "w.bin"))
+
+    inner = helper.make_graph([constant("k")], "then", [], [helper.make_tensor_value_info("k", TensorProto.FLOAT, [4])])
+    branches = helper.make_node("If", ["c"], ["y"], then_branch=inner, else_branch=inner)
+    default = helper.make_attribute("value", external(from_array(want, "d"), "w.bin"))
+    sparse = helper.make_sparse_tensor(external(from_array(want, "s"), "w.bin"), from_array(np.arange(4), "i"), [9])
+    function = helper.make_function("own", "F", ["c"], ["y"], [
+        constant("z"), branches, helper.make_node("Constant", [], ["u"], sparse_value=sparse)],
+        [helper.make_opsetid("", 18)], attribute_protos=[default])  # fmt: skip
+    proto = model([branches, constant("m")])
+    proto.functions.append(function)
+    path = write(tmp_path / "m.onnx", proto)
+    assert data_locations(path) == ("w.bin",)
+    monkeypatch.chdir("/")
+    found = list(tensors(read(path)))
+    assert sorted(tensor.name for tensor in found) == ["d", "i", "k", "k", "k", "k", "m", "s", "z"]
+    assert all(not tensor.external_data for tensor in found)
+    for tensor in found:
+        if tensor.name != "i":
+            np.testing.assert_array_equal(onnx.numpy_helper.to_array(tensor), want)
+
+
+def linked(folder, target, data):
+    """A folder in which the model is a link into `target`, and its external data one to `data`."""
+    target.mkdir(parents=True, exist_ok=True)
+    write(target / "1234", added(external(from_array(np.ones(4, "float32"), "w"), "model.onnx_data")))
+    folder.mkdir(parents=True)
+    (folder / "model.onnx").symlink_to(target / "1234")
+    (folder / "model.onnx_data").symlink_to(data)
+    return folder / "model.onnx"
+
+
+def test_links_of_a_download_cache_are_followed_and_no_others(tmp_path):
+    blobs = tmp_path / "blobs"
+    path = linked(tmp_path / "snapshots/a/onnx", blobs, blobs / "5678")
+    (blobs / "5678").write_bytes(np.ones(4, "float32").tobytes())
+    assert read(path).graph.initializer[0].raw_data == np.ones(4, "float32").tobytes()
+    (tmp_path / "secret").write_bytes(bytes(16))
+    (blobs / "more").mkdir()
+    (blobs / "more/deep").write_bytes(bytes(16))
+    for number, place in enumerate((tmp_path / "secret", blobs / "more/deep")):
+        elsewhere = linked(tmp_path / f"snapshots/{number}", blobs, place)
+        assert message_of(read, elsewhere) == (
+            "tensor 'w': its external data 'model.onnx_data' lies outside the model's folder")
+
+
+def test_external_data_that_is_no_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "zero").symlink_to("zero")
+    for location, message in (("pipe", f"its external data file {tmp_path}/pipe: is a named pipe, not a file"),
+                              (".", f"its external data file {tmp_path}: is a directory, not a file"),
+                              ("zero", "its external data 'zero' is no usable path"),
+                              ("a\0b", "its external data 'a\0b' lies outside the model's folder"),
+                              ("n" * 300, f"its external data file {tmp_path}/{'n' * 300} does not exist")):
+        path = write(tmp_path / "m.onnx", added(external(from_array(np.zeros(4, "float32"), "w"), location)))
+        assert message_of(read, path) == f"tensor 'w': {message}"
+
+
+def test_many_tensors_of_one_file_are_added_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: type("M", (), {"available": 2**22}))
+    with (tmp_path / "w.bin").open("wb") as stream:
+        stream.truncate(2**21)
+    weights = [external(TensorProto(name=f"w{i}", data_type=TensorProto.FLOAT, dims=[2**19]), "w.bin") for i in range(3)]
+    path = write(tmp_path / "m.onnx", model([helper.make_node("Relu", ["x"], ["y"])], weights=weights))
+    assert message_of(read, path) == "the external data takes 6,291,456 bytes, and 4,194,304 bytes of memory are free"
+
+
+def field(tag, data):
+    """A field of protobuf's wire format that holds a message."""
+    return tag + bytes([len(data) & 127 | 128, len(data) >> 7]) + data
+
+
+def test_nesting_beyond_what_protobuf_reads(tmp_path):
+    graph = b""
+    for _ in range(40):  # the graph of an attribute of a node
+        graph = field(b"\x0a", field(b"\x2a", field(b"\x32", graph)))
+    (tmp_path / "m.onnx").write_bytes(field(b"\x3a", graph))
+    assert message_of(read, tmp_path / "m.onnx") == "its branches or loops are nested more than 31 deep"
 
 
 def test_a_weight_beyond_memory_is_refused_before_it_is_read(tmp_path, monkeypatch):

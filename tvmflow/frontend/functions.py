@@ -15,7 +15,7 @@ import onnx_ir
 from onnx import FunctionProto, ModelProto, NodeProto, TypeProto
 from onnx_ir.passes.common import InlinePass, inliner
 
-from tvmflow.errors import UnsupportedError
+from tvmflow.errors import UnsupportedError, innermost, last_line
 from tvmflow.frontend.function_bounds import check_functions
 from tvmflow.frontend.onnx_file import graphs
 from tvmflow.frontend.onnx_shapes import value_types
@@ -33,8 +33,8 @@ def inline_local_functions(model: ModelProto) -> ModelProto:
     try:
         with _names_in_linear_time():
             InlinePass()(ir)
-    except (ValueError, onnx_ir.passes.PassError, onnx_ir.passes.PreconditionError) as exc:
-        raise UnsupportedError(f"the model's own functions cannot be inlined: {exc.__cause__ or exc}",
+    except (ValueError, RuntimeError, onnx_ir.passes.PassError, onnx_ir.passes.PreconditionError) as exc:
+        raise UnsupportedError(f"the model's own functions cannot be inlined: {last_line(innermost(exc))[:300]}",
                                "export the model without functions, or with one opset version throughout") from None
     return onnx_ir.serde.serialize_model(ir)
 
