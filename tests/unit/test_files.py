@@ -33,8 +33,9 @@ def test_what_is_no_regular_file(tmp_path: Path) -> None:
         server.bind(str(tmp_path / "socket"))
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "zero").symlink_to("/dev/zero")
-    kinds = {"pipe": "is a named pipe, not a file", "socket": "is a socket, not a file", ".": "is a directory, not a file",
-             "zero": "is a device, not a file", "none": "no such file", "n" * 300: "cannot be opened: File name too long",
+    kinds = {"pipe": "is a named pipe, not a file", "socket": "is a socket, not a file",
+             ".": "is a directory, not a file", "zero": "is a device, not a file", "none": "no such file",
+             "n" * 300: "cannot be opened: File name too long",
              "a\0b": "no path: it holds a null character",
              "loop": "cannot be opened: Too many levels of symbolic links"}  # fmt: skip
     for name, message in kinds.items():

@@ -40,8 +40,8 @@ RELU = make_node("Relu", ["a"], ["b"])
 
 def doubling(levels):
     """2 ** levels nodes in some hundred bytes per level."""
-    functions = [function("F0", RELU), *(function(f"F{i}", *calls(f"F{i - 1}", f"F{i - 1}")) for i in range(1, levels + 1))]
-    return model(functions, calls(f"F{levels}", first="x", last="y"))
+    doubled = (function(f"F{i}", *calls(f"F{i - 1}", f"F{i - 1}")) for i in range(1, levels + 1))
+    return model([function("F0", RELU), *doubled], calls(f"F{levels}", first="x", last="y"))
 
 
 def nested(levels):
@@ -87,17 +87,18 @@ REFUSED = {
               "two functions are called 'own::A'"),
     "nodes": (lambda: doubling(60), UnsupportedError,
               "the function 'own::F17' would become 131,072 nodes when functions are inlined; 100,000 are the most"),
-    "calls": (lambda: model([function("A", *[RELU] * 60)], calls(*["A"] * 2000, first="x", last="y")), UnsupportedError,
-              "the model, mostly by 2,000 calls of the function 'own::A', would become 120,000 nodes when functions are "
-              "inlined; 100,000 are the most"),
+    "calls": (lambda: model([function("A", *[RELU] * 60)], calls(*["A"] * 2000, first="x", last="y")),
+              UnsupportedError, "the model, mostly by 2,000 calls of the function 'own::A', would become 120,000 nodes when "
+              "functions are inlined; 100,000 are the most"),
     "nesting": (lambda: nested(32), UnsupportedError,
-                "the function 'own::F32' would nest branches 32 deep when functions are inlined; 31 levels are the most"),
+                "the function 'own::F32' would nest branches 32 deep when functions are inlined; "
+                "31 levels are the most"),
     "weights": (weighted, UnsupportedError,
-                "the model, mostly by 1,025 calls of the function 'own::W', would have 1,074,818,075 bytes of attributes "
-                "when functions are inlined; 1,073,741,824 are the most"),
+                "the model, mostly by 1,025 calls of the function 'own::W', would have 1,074,818,075 bytes of "
+                "attributes when functions are inlined; 1,073,741,824 are the most"),
     "copies": (copied, UnsupportedError,
-               "the model, mostly by 1 calls of the function 'own::W', would have 1,074,838,575 bytes of attributes when "
-               "functions are inlined; 1,073,741,824 are the most"),
+               "the model, mostly by 1 calls of the function 'own::W', would have 1,074,838,575 bytes of attributes "
+               "when functions are inlined; 1,073,741,824 are the most"),
 }
 
 

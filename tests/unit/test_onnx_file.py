@@ -221,7 +221,8 @@ def test_many_tensors_of_one_file_are_added_up(tmp_path, monkeypatch):
     monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: type("M", (), {"available": 2**22}))
     with (tmp_path / "w.bin").open("wb") as stream:
         stream.truncate(2**21)
-    weights = [external(TensorProto(name=f"w{i}", data_type=TensorProto.FLOAT, dims=[2**19]), "w.bin") for i in range(3)]
+    weights = [external(TensorProto(name=f"w{i}", data_type=TensorProto.FLOAT, dims=[2**19]), "w.bin")
+               for i in range(3)]
     path = write(tmp_path / "m.onnx", model([helper.make_node("Relu", ["x"], ["y"])], weights=weights))
     assert message_of(read, path) == "the external data takes 6,291,456 bytes, and 4,194,304 bytes of memory are free"
 
