@@ -88,8 +88,8 @@ REFUSED = {
     "nodes": (lambda: doubling(60), UnsupportedError,
               "the function 'own::F17' would become 131,072 nodes when functions are inlined; 100,000 are the most"),
     "calls": (lambda: model([function("A", *[RELU] * 60)], calls(*["A"] * 2000, first="x", last="y")),
-              UnsupportedError, "the model, mostly by 2,000 calls of the function 'own::A', would become 120,000 nodes when "
-              "functions are inlined; 100,000 are the most"),
+              UnsupportedError, "the model, mostly by 2,000 calls of the function 'own::A', would become 120,000 nodes "
+              "when functions are inlined; 100,000 are the most"),
     "nesting": (lambda: nested(32), UnsupportedError,
                 "the function 'own::F32' would nest branches 32 deep when functions are inlined; "
                 "31 levels are the most"),
