@@ -21,6 +21,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tvmflow.errors import InputError, ModelError, ReferenceRunError, UnsupportedError
+from tvmflow.files import open_regular
 
 Array = np.ndarray[Any, Any]
 # One axis of an example input: None = fixed, a name, or one of torch's dynamic dimensions.
@@ -89,7 +90,10 @@ def load_entry(entry: str, folder: Path) -> Source:
 def load_program(path: Path) -> Source:
     """Loads a `.pt2` file of torch.export.save. Raises ModelError when it is damaged, none, or of another torch."""
     try:
-        program = torch.export.load(path)
+        with open_regular(path, ModelError) as stream:
+            program = torch.export.load(stream)
+    except ModelError:
+        raise
     except Exception as exc:
         raise ModelError(
             f"{path}: not a readable torch.export program: {type(exc).__name__}: {_first_lines(exc)}",
