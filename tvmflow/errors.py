@@ -56,6 +56,13 @@ def last_line(exc: BaseException) -> str:
     return _lines(exc)[-1]
 
 
+def innermost(exc: BaseException) -> BaseException:
+    """What an exception was made of in the first place."""
+    while exc.__cause__ is not None:
+        exc = exc.__cause__
+    return exc
+
+
 def _lines(exc: BaseException) -> list[str]:
     return [line.strip() for line in str(exc).splitlines() if line.strip()] or [type(exc).__name__]
 

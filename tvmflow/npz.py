@@ -5,22 +5,56 @@ from __future__ import annotations
 import os
 import tempfile
 import zipfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
+import psutil
 
-from tvmflow.errors import InputError, OutputError
+from tvmflow.errors import InputError, OutputError, first_line
+from tvmflow.files import open_regular
+
+# What zipfile, zlib and numpy raise for archives that are none, broken, encrypted, or hold other things than arrays.
+MALFORMED = (
+    OSError,
+    ValueError,
+    EOFError,
+    TypeError,
+    KeyError,
+    AttributeError,
+    MemoryError,
+    OverflowError,
+    RuntimeError,
+    NotImplementedError,
+    SyntaxError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 def read(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file by name; raises InputError. Pickled objects are refused."""
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, AttributeError) as exc:
-        hint = "write it with numpy.savez(path, name=array)"
-        raise InputError(f"{path}: not an .npz of arrays: {exc}", hint) from None
+    """The arrays of an .npz file by name; raises InputError. Pickled objects are refused, and more than fits."""
+    with open_regular(path, InputError) as stream:
+        try:
+            with zipfile.ZipFile(stream) as archive:
+                _check_size(path, sum(member.file_size for member in archive.infolist()))
+            stream.seek(0)
+            with np.load(stream, allow_pickle=False) as arrays:
+                return {name: arrays[name] for name in arrays.files}
+        except MALFORMED as exc:
+            raise InputError(
+                f"{path}: not an .npz of arrays: {first_line(exc)}", "write it with numpy.savez(path, name=array)"
+            ) from None
+
+
+def _check_size(path: Path, size_bytes: int) -> None:
+    free = psutil.virtual_memory().available
+    if size_bytes > free:
+        raise InputError(
+            f"{path}: its arrays take {size_bytes:,} bytes, and {free:,} bytes of memory are free",
+            "give smaller inputs, or use a machine with more memory",
+        )
 
 
 def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:

@@ -1,7 +1,7 @@
 """Runs one function in a Python process of its own, because what it calls may crash.
 
 The compiler, a compiled library, ONNX Runtime and PyTorch are all native code that a bad model can bring down.
-`call` gives back the function's value, raises its TvmflowError, or says which signal ended it.
+`call` gives back the function's value, raises its TvmflowError, or says which signal or limit ended it.
 
 The child is a fresh interpreter, not a fork and not `multiprocessing`: native thread pools do not survive a fork,
 and `multiprocessing` would run the caller's main script a second time.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import importlib
 import os
 import pickle
@@ -22,16 +23,17 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from tvmflow.errors import CompileError, TvmflowError
+from tvmflow import limits
+from tvmflow.errors import BudgetError, CompileError, TvmflowError
 
 PACKAGE_PARENT = str(Path(__file__).resolve().parent.parent)
-# Variables by which TVM, its CUDA compile step or ptxas would change a build behind the config's back.
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+# Variables by which TVM, its CUDA compile step or ptxas would change a build behind the config's back.
 IGNORED_PREFIXES = ("TVM_", "NVCC_", "CUDA_PTX")
 
 
@@ -54,22 +56,54 @@ def call(
     env: Mapping[str, str] | None = None,
     on_event: Callable[[Any], None] | None = None,
     torch: bool = False,
+    timed: bool = True,
 ) -> Reply:
     """Calls `function` ("package.module:name") with `args` in a process of its own.
 
     `what` names the work in messages ("building the library"). `env` adds variables; variables by which TVM's
     behaviour could be changed from outside are not passed on. `on_event` receives what the child passes to `emit`;
     where it crashed, the message holds the last text. Without `torch` the child cannot import it: tvm would, where it
-    is installed, and take three times as long to start.
-    Returns the value and what it cost. Raises the child's TvmflowError, or `error` when the child crashed or raised
-    anything else; its traceback and output are then in `details`.
+    is installed, and take three times as long to start. Work that ends by itself at a time that the user has stated is
+    not `timed`: only the limit of memory holds for it.
+    Returns the value and what it cost. Raises the child's TvmflowError, BudgetError when it exceeded a limit, or
+    `error` when it crashed or raised anything else; its traceback and output are then in `details`.
     """
+    allowed = _limits if timed else dataclasses.replace(_limits, seconds=limits.UNLIMITED)
+    started, killed_before = time.monotonic(), limits.out_of_memory_kills()
+    with tempfile.TemporaryFile() as log:
+        child, read_fd = _start(env or {}, torch, log)
+        watchdog = limits.Watchdog(child.pid, allowed, _Others(child.pid))
+        _running.add(child)
+        try:
+            reply, doing = _exchange(child, read_fd, (allowed.memory_bytes, function, args), on_event)
+            os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it keeps its number until nobody kills by that
+        except BaseException:
+            watchdog.stop()
+            _kill(child)
+            raise
+        finally:
+            _running.discard(child)
+        watchdog.stop()
+        status, peak_rss_bytes = _wait(child)
+        log.seek(max(0, log.seek(0, os.SEEK_END) - 64_000))
+        output = log.read().decode(errors="replace")
+    usage = Usage(time.monotonic() - started, peak_rss_bytes)
+    if reply is None and isinstance(doing, str):
+        what = f"{what} ({doing})"
+    if reply is None and watchdog.hit:
+        raise _exceeded(what, watchdog.hit, allowed, output)
+    if reply is None and status == -signal.SIGKILL:
+        raise _killed(what, watchdog.most_bytes, killed_before, error, output)
+    return _value_of(reply, status, what, error, output), usage
+
+
+def _start(env: Mapping[str, str], torch: bool, log: IO[bytes]) -> tuple[subprocess.Popen[bytes], int]:
+    """A child that waits for its request, and the descriptor that its replies come from."""
     child_env = {k: v for k, v in os.environ.items() if not k.startswith(IGNORED_PREFIXES)}
     child_env["PYTHONPATH"] = os.pathsep.join([PACKAGE_PARENT, *filter(None, [os.environ.get("PYTHONPATH")])])
-    child_env.update(env or {})
+    child_env.update(env)
     read_fd, write_fd = os.pipe()
-    started = time.monotonic()
-    with tempfile.TemporaryFile() as log:
+    try:
         child = subprocess.Popen(
             [sys.executable, "-P", "-m", "tvmflow.process", str(write_fd), str(int(torch))],
             stdin=subprocess.PIPE,
@@ -79,22 +113,21 @@ def call(
             pass_fds=[write_fd],
             start_new_session=True,
         )
+    finally:
         os.close(write_fd)
-        _running.add(child)
-        try:
-            reply, doing = _exchange(child, read_fd, (function, args), on_event)
-            status, peak_rss_bytes = _wait(child)
-        except BaseException:
-            _kill(child)
-            raise
-        finally:
-            _running.discard(child)
-        log.seek(max(0, log.seek(0, os.SEEK_END) - 64_000))
-        output = log.read().decode(errors="replace")
-    usage = Usage(time.monotonic() - started, peak_rss_bytes)
-    if reply is None and isinstance(doing, str):
-        what = f"{what} ({doing})"
-    return _value_of(reply, status, what, error, output), usage
+    return child, read_fd
+
+
+def limit(memory_gib: float | None, minutes: float) -> None:
+    """What children that are called from now on may take: memory together, time each; None is the default."""
+    global _limits
+    memory_bytes = limits.default().memory_bytes if memory_gib is None else int(memory_gib * limits.GIB)
+    _limits = limits.Limits(memory_bytes, minutes * 60)
+
+
+def memory_limit_bytes() -> float:
+    """Inside a function run by `call`: the most memory that it may take; infinite in the parent."""
+    return _memory_limit_bytes
 
 
 def kill_all() -> None:
@@ -154,14 +187,57 @@ def _value_of(reply: tuple[str, Any] | None, status: int, what: str, error: type
         raise error(f"{what} failed: {summary}", "--debug shows the whole trace", f"{trace}\n{output}")
     reason = f"signal {-status}, {signal.Signals(-status).name}" if status < 0 else f"exit code {status}"
     crash = error(f"{what} crashed ({reason})", "--debug shows what it printed", output)
-    if status == -signal.SIGKILL:
+    crash.crashed = True
+    raise crash
+
+
+def _exceeded(what: str, which: str, allowed: limits.Limits, output: str) -> BudgetError:
+    if which == "minutes":
+        minutes = allowed.seconds / 60
+        return BudgetError(
+            f"{what} took longer than {minutes:g} minutes, which is limits.minutes",
+            f"allow more: --set limits.minutes={2 * minutes:g}",
+            output,
+        )
+    gib = allowed.memory_bytes / limits.GIB
+    return BudgetError(
+        f"{what} took more than {gib:.3g} GiB of memory, which is limits.memory_gib",
+        "make the shapes smaller, or allow more: --set limits.memory_gib=... (unset, it is nine tenths "
+        "of this machine's memory)",
+        output,
+    )
+
+
+def _killed(
+    what: str, most_bytes: int, killed_before: int | None, error: type[TvmflowError], output: str
+) -> TvmflowError:
+    """SIGKILL is what the kernel sends when memory runs out; it counts how often it did."""
+    taken = f"it had taken {most_bytes / limits.GIB:.2g} GiB"
+    count = limits.out_of_memory_kills()
+    if killed_before is not None and count == killed_before:
         crash = error(
-            f"{what} was killed by the system, most likely because memory ran out",
+            f"{what} was killed by another process (signal 9); memory did not run out: {taken}",
+            "find out what ends processes on this machine, and do it again",
+            output,
+        )
+    else:
+        crash = error(
+            f"{what} was killed by the system, most likely because memory ran out: {taken}",
             "give the machine more memory or make the model's shapes smaller",
             output,
         )
     crash.crashed = True
-    raise crash
+    return crash
+
+
+class _Others:
+    """The process ids of the children that run beside one."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+
+    def __iter__(self) -> Iterator[int]:
+        return iter([child.pid for child in list(_running) if child.pid != self._pid])
 
 
 def _send(stream: IO[bytes], message: tuple[str, Any]) -> None:
@@ -181,6 +257,8 @@ def _receive(stream: IO[bytes]) -> tuple[str, Any] | None:
 
 _reply_to: IO[bytes] | None = None
 _running: set[subprocess.Popen[bytes]] = set()
+_limits = limits.default()
+_memory_limit_bytes = limits.UNLIMITED
 
 
 def _summary(exc: BaseException) -> str:
@@ -191,7 +269,8 @@ def _summary(exc: BaseException) -> str:
 
 def _run_request() -> tuple[str, Any]:
     try:
-        name, args = pickle.load(sys.stdin.buffer)  # noqa: S301 # from the parent
+        global _memory_limit_bytes
+        _memory_limit_bytes, name, args = pickle.load(sys.stdin.buffer)  # noqa: S301 # from the parent
         module, _, attribute = name.partition(":")
         return "value", getattr(importlib.import_module(module), attribute)(*args)
     except TvmflowError as exc:
@@ -216,7 +295,7 @@ def main() -> None:
     Path("/proc/self/oom_score_adj").write_text("900")  # if memory runs out, this process goes, not the user's shell
     with os.fdopen(int(sys.argv[1]), "wb") as replies:
         process._reply_to = replies
-        reply = _run_request()
+        reply = process._run_request()  # the twin's, for what the request says of limits
         _send(replies, reply)
     sys.stdout.flush()
     os._exit(0)  # native libraries' exit handlers may crash once the work is done

@@ -240,7 +240,7 @@ def test_faulty_traces(tmp_path: Path, text: str, message: str) -> None:
 
 
 def test_files_that_are_no_trace(tmp_path: Path) -> None:
-    for path, fault in ((tmp_path / "none.csv", "no such file"), (tmp_path, "cannot be read as CSV")):
+    for path, fault in ((tmp_path / "none.csv", "no such file"), (tmp_path, "is a directory, not a file")):
         with pytest.raises(InputError, match=fault):
             observed.read(path, ["batch"])
     (tmp_path / "b.csv").write_bytes(b"batch\n\xff\xfe\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tomllib
@@ -69,6 +70,10 @@ def test_exit_codes_are_distinct_and_documented() -> None:
         (["verify", "nothing"], 9, "no artifact is there"),
         (["bench", "nothing"], 9, "no artifact is there"),
         (["nonsense"], 2, "No such command"),
+        (["compile", "/dev/zero"], 3, "model.path: is a device, not a file: /dev/zero"),
+        (["inspect", "n" * 300 + ".onnx"], 2, "File name too long"),
+        (["inspect", os.fsdecode(b"\xff.onnx")], 3, "\\udcff.onnx: its name is not UTF-8"),
+        (["compile", "a\x1b[31mb.onnx"], 3, "no such file: "),
     ],
 )
 def test_errors(arguments: list[str], code: int, message: str, tmp_path: Path) -> None:
@@ -76,6 +81,7 @@ def test_errors(arguments: list[str], code: int, message: str, tmp_path: Path) -
     assert done.returncode == code
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+    assert "\x1b" not in done.stderr
     assert not list(tmp_path.iterdir())
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tomllib
 from pathlib import Path
 
@@ -119,6 +120,27 @@ def test_all_faults_of_a_file_come_at_once(tmp_path: Path) -> None:
     lines = fault(path).splitlines()
     assert lines[0].endswith("3 errors")
     assert [line.split(":")[0].strip() for line in lines[1:]] == ["target.kind", "target.mpcu", "numerics.tf32"]
+
+
+def test_limits_are_no_part_of_what_a_library_is_made_of() -> None:
+    made = config.from_dict({"model": {"entry": "m:f"}, "limits": {"memory_gib": 2, "minutes": 5.5}})
+    assert (made.limits.memory_gib, made.limits.minutes) == (2, 5.5)
+    assert "limits" not in config.to_json(made)
+    assert config.from_json(config.to_json(made)).limits == config.LimitsSection()
+    assert tomllib.loads(config.to_toml(made))["limits"] == {"memory_gib": 2, "minutes": 5.5}
+    assert tomllib.loads(config.shown(made))["limits"] == {"memory_gib": 2, "minutes": 5.5}
+
+
+def test_files_that_are_no_configs(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "x.toml")
+    assert fault(tmp_path / "x.toml") == f"{tmp_path}/x.toml: is a named pipe, not a file"
+    os.mkfifo(tmp_path / "m.onnx")
+    (tmp_path / "y.toml").write_text('[model]\npath = "m.onnx"')
+    assert fault(tmp_path / "y.toml").endswith(f"model.path: is a named pipe, not a file: {tmp_path}/m.onnx")
+    (tmp_path / "y.toml").write_text("x = " + "9" * 5000)
+    assert "not valid TOML: Exceeds the limit" in fault(tmp_path / "y.toml")
+    (tmp_path / "y.toml").write_text("x = " + "[" * 5000)
+    assert "not valid TOML" in fault(tmp_path / "y.toml")
 
 
 @pytest.mark.parametrize(

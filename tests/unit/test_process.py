@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tvmflow import process
-from tvmflow.errors import CompileError, ModelError, VerifyError
+from tvmflow.errors import BudgetError, CompileError, ModelError, VerifyError
 
 HERE = "test_process_children"
 
@@ -35,6 +35,10 @@ def _importable(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPa
         "def leave():\n    os._exit(3)\n"
         "def variable(name):\n    return os.environ.get(name)\n"
         "def has(name):\n    import importlib.util\n    return importlib.util.find_spec(name) is not None\n"
+        "def hoard(size):\n    import time\n    emit('hoarding')\n    block = b'1' * size\n    time.sleep(600)\n"
+        "def allowed():\n    from tvmflow import process\n    return process.memory_limit_bytes()\n"
+        "def have_hoarded(size):\n    import subprocess\n"
+        "    subprocess.run([sys.executable, '-c', f'import time; b = b\"1\" * {size}; time.sleep(600)'])\n"
         "def grow(size):\n    block = bytearray(size)\n    block[::4096] = b'1' * len(block[::4096])\n"
     )
     monkeypatch.setenv("PYTHONPATH", str(folder))
@@ -70,9 +74,46 @@ def test_a_crash_is_an_error_that_names_the_signal(number: signal.Signals) -> No
     assert "last words" in caught.value.details
 
 
-def test_a_kill_is_taken_for_lack_of_memory() -> None:
-    with pytest.raises(CompileError, match="most likely because memory ran out"):
+@pytest.mark.parametrize(
+    ("counts", "message"),
+    [
+        ([3, 4], "compiling was killed by the system, most likely because memory ran out: it had taken 0 GiB"),
+        ([None, None], "compiling was killed by the system, most likely because memory ran out: it had taken 0 GiB"),
+        ([3, 3], "compiling was killed by another process (signal 9); memory did not run out: it had taken 0 GiB"),
+    ],
+)
+def test_lack_of_memory_is_told_from_a_kill(
+    counts: list[int | None], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(process.limits, "out_of_memory_kills", lambda: counts.pop(0))
+    monkeypatch.setattr(process.limits, "held_bytes", lambda pid: 0)
+    with pytest.raises(CompileError) as caught:
         process.call(f"{HERE}:die", int(signal.SIGKILL), what="compiling")
+    assert caught.value.message == message
+    assert caught.value.crashed
+
+
+@pytest.mark.parametrize("function", ["hoard", "have_hoarded"])
+def test_too_much_memory_ends_a_child_with_what_it_started(function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_limits", process._limits)
+    process.limit(0.25, 60)
+    with pytest.raises(BudgetError) as caught:
+        process.call(f"{HERE}:{function}", 1 << 29, what="compiling")
+    doing = " (hoarding)" if function == "hoard" else ""
+    assert caught.value.message == f"compiling{doing} took more than 0.25 GiB of memory, which is limits.memory_gib"
+    assert "--set limits.memory_gib=" in caught.value.hint
+    assert not caught.value.crashed
+
+
+def test_too_much_time_ends_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(process, "_limits", process._limits)
+    process.limit(None, 0.005)
+    with pytest.raises(BudgetError) as caught:
+        process.call(f"{HERE}:hoard", 1, what="compiling")
+    assert caught.value.message.endswith("took longer than 0.005 minutes, which is limits.minutes")
+    assert caught.value.hint == "allow more: --set limits.minutes=0.01"
+    process.limit(2, 0.0001)
+    assert process.call(f"{HERE}:allowed", what="asking", timed=False)[0] == 2 << 30
 
 
 def test_a_child_does_not_outlive_its_parent(tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import io
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from tvmflow.errors import InputError, did_you_mean
+from tvmflow.files import open_regular
 
 COUNT = "count"  # the column that says how often a row was seen
 LARGEST = 1 << 31
@@ -32,15 +35,13 @@ def read(path: Path, dims: Sequence[str]) -> Observed:
 
     Raises InputError, with the line, for what is no such file.
     """
+    if not os.path.lexists(path):
+        raise InputError(f"{path}: no such file", f"--trace takes a CSV file that starts with {','.join(dims)}")
     try:
-        with path.open(encoding="utf-8-sig", newline="") as stream:
+        with io.TextIOWrapper(open_regular(path, InputError), encoding="utf-8-sig", newline="") as stream:
             reader = csv.reader(stream)
             columns = _columns(path, next(reader, []), dims)
             values = list(_values(path, reader, columns))
-    except FileNotFoundError:
-        raise InputError(
-            f"{path}: no such file", f"--trace takes a CSV file that starts with {','.join(dims)}"
-        ) from None
     except (OSError, UnicodeDecodeError, csv.Error) as exc:
         raise InputError(f"{path}: cannot be read as CSV: {exc}", "give a readable CSV file in UTF-8") from None
     rows = pd.DataFrame(values, columns=columns, dtype="int64")
@@ -89,7 +90,7 @@ def _value(place: str, text: str, name: str) -> int:
             f"{place}: `{text}` is no whole number" if text else f"{place}: nothing stands there",
             "write sizes as whole numbers, e.g. 128",
         )
-    value = int(text)
+    value = int(text[:20])  # Python refuses numbers of thousands of digits
     if not lowest <= value <= LARGEST:
         raise InputError(
             f"{place}: {text} is too {'small' if value < lowest else 'large'}",

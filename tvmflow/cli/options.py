@@ -67,9 +67,10 @@ def config_of(
 ) -> Config:
     """The Config of a model or config file with the command line's options over it; raises UsageError, ConfigError.
 
+    Its [limits] hold for all processes from now on.
     `sections` are tables of single sections, e.g. verify={"enabled": False}.
     """
-    from tvmflow import config
+    from tvmflow import config, process
 
     section = {key: value for key, value in (("kind", target), ("arch", arch)) if value is not None}
     inputs = {name: {"shape": _sizes(value)} for name, value in (_pair("--shape", text) for text in shapes)}
@@ -81,7 +82,9 @@ def config_of(
         sections,
         *(config.parse_override(text) for text in sets),
     ]
-    return config.of_model(model, overrides)
+    cfg = config.of_model(model, overrides)
+    process.limit(cfg.limits.memory_gib, cfg.limits.minutes)
+    return cfg
 
 
 def sizes_of(dims: tuple[str, ...]) -> dict[str, int]:
@@ -99,10 +102,10 @@ def _pair(option: str, text: str) -> tuple[str, str]:
 def _sizes(value: str) -> list[int | str]:
     """`1x3x224x224`, or with commas where a dimension's name holds an x; nothing at all is a scalar."""
     parts = [part for part in value.split("," if "," in value else "x") if part]
-    return [int(part) if re.fullmatch(r"-?[0-9]+", part) else part for part in parts]
+    return [int(part[:20]) if re.fullmatch(r"-?[0-9]+", part) else part for part in parts]  # more is too much anyway
 
 
 def _size(name: str, value: str) -> int:
-    if not re.fullmatch(r"[0-9]+", value):
+    if not re.fullmatch(r"[0-9]{1,18}", value):
         raise UsageError(f"--dim {name}={value}: `{value}` is no size", "e.g. --dim batch=4")
     return int(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,12 +12,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from tvmflow import files
 from tvmflow.config.faults import fault, joined
 from tvmflow.config.sections import Config
 from tvmflow.errors import ConfigError
 
 # Each override is a nested table, as TOML would read it; later ones win.
 Overrides = Sequence[Mapping[str, Any]]
+MAX_BYTES = 16 << 20
 
 
 def load(path: Path, overrides: Overrides = ()) -> Config:
@@ -24,14 +27,14 @@ def load(path: Path, overrides: Overrides = ()) -> Config:
 
     Raises ConfigError with all faults at once.
     """
+    if not os.path.lexists(path):
+        raise ConfigError(f"{path}: no such config file", "check the path; `configs/` holds examples")
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such config file", "check the path; `configs/` holds examples") from None
-    except (OSError, UnicodeDecodeError) as exc:
+        raw = tomllib.loads(files.read_regular(path, ConfigError, MAX_BYTES).decode("utf-8-sig"))
+    except UnicodeDecodeError as exc:
         raise ConfigError(f"{path}: cannot be read: {exc}", "give a readable TOML file") from None
-    except tomllib.TOMLDecodeError as exc:
-        raise ConfigError(f"{path}: not valid TOML: {exc}", "mend the line named above") from None
+    except (ValueError, RecursionError) as exc:  # beside faults of grammar: numbers and nesting beyond all measure
+        raise ConfigError(f"{path}: not valid TOML: {exc}", "mend what is named above") from None
     return from_dict(raw, overrides, source=str(path), folder=path.parent)
 
 
@@ -61,9 +64,14 @@ def of_model(model: str, overrides: Overrides = (), defaults: Mapping[str, Any] 
 
     `defaults` hold where neither a file nor `overrides` say otherwise.
     """
+    if not files.is_text(model):
+        raise ConfigError(
+            f"{model}: its name is not UTF-8, in which manifests are written",
+            "rename the file, or run with PYTHONUTF8=1 where the locale is at fault",
+        )
     if model.endswith(".toml"):
         return load(Path(model), overrides)
-    is_entry = ":" in model and not Path(model).exists()
+    is_entry = ":" in model and not os.path.lexists(model)
     source = {"entry": model} if is_entry else {"path": str(Path(model).absolute())}
     return from_dict({**(defaults or {}), "model": source}, overrides)
 
@@ -72,10 +80,10 @@ def parse_override(text: str) -> dict[str, Any]:
     """`numerics.fast_math=true` -> {"numerics": {"fast_math": True}}; a value that is no TOML is taken as a string."""
     key, separator, value = text.partition("=")
     for candidate in (value, json.dumps(value.strip())):
-        with contextlib.suppress(tomllib.TOMLDecodeError):
+        with contextlib.suppress(ValueError, RecursionError):
             if separator and "\n" not in text:
                 return tomllib.loads(f"{key} = {candidate}")
-    raise ConfigError(f"--set {text}: not of the form section.key=value", "e.g. --set numerics.fast_math=true")
+    raise ConfigError(f"--set {text[:200]}: not of the form section.key=value", "e.g. --set numerics.fast_math=true")
 
 
 def from_json(values: Mapping[str, Any]) -> Config:
@@ -101,7 +109,8 @@ def _merge(values: dict[str, Any], override: Mapping[str, Any]) -> None:
 
 
 def _missing_files(config: Config) -> Iterator[str]:
-    given = (("model.path", config.model.path), ("model.folder", config.model.folder))
-    for place, path in (*given, ("verify.inputs", config.verify.inputs)):
-        if path is not None and not path.exists():
-            yield f"{place}: no such file: {path}"
+    for place, path in (("model.path", config.model.path), ("verify.inputs", config.verify.inputs)):
+        if path is not None and (fault := files.fault_of(path)):
+            yield f"{place}: {fault}: {path}"
+    if not config.model.folder.exists():
+        yield f"model.folder: no such file: {config.model.folder}"

@@ -266,8 +266,15 @@ class AuditSection(Section):
     """External functions, symbols and libraries: a pattern with `*`, and the reason. Added to what TVM itself needs."""
 
 
+class LimitsSection(Section):
+    memory_gib: Annotated[FiniteFloat, Field(gt=0)] | None = None
+    """The most memory, in GiB, that the processes of a command may take together; unset, 90 % of the machine's."""
+    minutes: Annotated[FiniteFloat, Field(gt=0)] = 120.0
+    """How long one process may take. `tune` and `bench`, which are told how long to take, are not stopped by it."""
+
+
 class Config(Section):
-    """One model on one target: everything that changes the result."""
+    """One model on one target: everything that changes the result, and the limits of the work, which do not."""
 
     model: ModelSection
     shapes: ShapesSection = ShapesSection()
@@ -278,6 +285,7 @@ class Config(Section):
     tuning: TuningSection = TuningSection()
     verify: VerifySection = VerifySection()
     audit: AuditSection = AuditSection()
+    limits: LimitsSection = Field(default=LimitsSection(), exclude=True)
 
     @model_validator(mode="after")
     def _sections_fit(self) -> Config:

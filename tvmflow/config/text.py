@@ -22,26 +22,30 @@ def stated(modes: Mapping[str, Any]) -> str:
 
 
 def to_json(config: Config) -> dict[str, Any]:
-    """The config as plain JSON values, every default stated."""
+    """What changes the result, as plain JSON values, every default stated: without [limits]."""
     values: dict[str, Any] = config.model_dump(mode="json")
     return values
 
 
 def to_toml(config: Config) -> str:
     """The config as a TOML text that `load` reads back to an equal Config; unset keys are left out."""
-    return tomli_w.dumps(_without_unset(to_json(config)))
+    return tomli_w.dumps(_without_unset(to_json(config) | _limits(config)))
 
 
 def shown(config: Config) -> str:
     """The same text for a reader: without the patterns of [audit] allow that every config has."""
     values = to_json(config)
     own = {pattern: why for pattern, why in config.audit.allow.items() if external.ALLOWED.get(pattern) != why}
-    return tomli_w.dumps(_without_unset({**values, "audit": {**values["audit"], "allow": own}}))
+    return tomli_w.dumps(_without_unset({**values, "audit": {**values["audit"], "allow": own}, **_limits(config)}))
 
 
 def schema() -> dict[str, Any]:
     """The JSON Schema of config files, for editors."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **Config.model_json_schema()}
+
+
+def _limits(config: Config) -> dict[str, Any]:
+    return {"limits": config.limits.model_dump(mode="json")}
 
 
 def _without_unset(value: Any) -> Any:

@@ -135,6 +135,7 @@ def bench_artifact(
                 error=ArtifactError,
                 env={} if frontend.is_torch(cfg) else running.RUN_ENV,
                 torch=frontend.is_torch(cfg),
+                timed=False,
             )
             measured[name] = tuple(samples)
     return measured
@@ -171,4 +172,5 @@ def _config_of(manifest: Described, model: Path | None, overrides: config.Overri
     cfg = config.from_dict(manifest.config, [*extra, *overrides], source=f"config of {manifest.name}")
     if cfg.model.path:
         artifact.check_source(cfg.model.path, manifest)
+    process.limit(cfg.limits.memory_gib, cfg.limits.minutes)
     return cfg

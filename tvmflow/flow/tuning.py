@@ -75,6 +75,7 @@ def tune(cfgs: Sequence[Config], what: Selection, on_event: Callable[[Any], None
             on_event=heard,
             env=env,
             torch=frontend.needs_torch(*cfgs),
+            timed=False,
         )
     last = next((event for event in reversed(progress) if not isinstance(event, str)), None)
     settled = {}
@@ -103,6 +104,7 @@ def compare_methods(cfgs: Sequence[Config], again: bool, on_event: Callable[[Any
         what="comparing methods",
         on_event=on_event,
         torch=frontend.needs_torch(*served),
+        timed=False,
     )
     return list(found)
 

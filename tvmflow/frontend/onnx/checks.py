@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -12,12 +12,14 @@ from tvmflow.errors import UnsupportedError
 from tvmflow.frontend.onnx.file import graphs
 from tvmflow.frontend.onnx.functions import opset_of
 from tvmflow.frontend.onnx.graph import RANDOM, describe, operator_key
-from tvmflow.frontend.onnx.shapes import dtype_name
+from tvmflow.frontend.onnx.shapes import dtype_name, kind_of
 
 LOOPS = frozenset({"Loop", "Scan"})
 # What the importer does itself, without a converter.
 BUILT_IN = frozenset({"If", "Constant"})
 STANDARD = ("", "ai.onnx")
+# Attributes that may hold numbers beyond 32 bits; others are axes, sizes and modes, which TVM would cut off.
+WIDE = frozenset({"starts", "ends", "value", "value_int", "value_ints", "keys_int64s", "values_int64s"})
 # Element types that both ONNX and TVM compute with.
 SUPPORTED_TYPES = frozenset(
     {
@@ -62,7 +64,15 @@ def check(model: ModelProto, converters: Container[str], refusal: Refusal = noth
     why one of them cannot convert a node in an opset, or None. Nodes are looked at in the main graph, in branches, loop
     bodies and the model's functions.
     """
-    found = list(faults(model, converters, refusal))
+    _refuse(list(faults(model, converters, refusal)))
+
+
+def check_dense(model: ModelProto) -> None:
+    """Raises one UnsupportedError that lists the sparse tensors of `model`, which no later step knows."""
+    _refuse(list(_sparse_faults(model)))
+
+
+def _refuse(found: Sequence[Fault]) -> None:
     if not found:
         return
     lines = [f"{fault.where}: {fault.why}" for fault in found]
@@ -94,9 +104,8 @@ def _value_faults(graph: GraphProto) -> Iterator[Fault]:
     advice = "export the model with plain tensors as inputs, outputs and weights"
     for kind, values in (("input", graph.input), ("output", graph.output)):
         for value in values:
-            which = value.type.WhichOneof("value")
-            if which not in (None, "tensor_type"):
-                yield Fault(f"{kind} '{value.name}'", f"is a {which.removesuffix('_type')}, not a tensor", advice)
+            if other := kind_of(value):
+                yield Fault(f"{kind} '{value.name}'", f"is {other}, not a tensor", advice)
             elif value.type.tensor_type.elem_type not in (*SUPPORTED_TYPES, TensorProto.UNDEFINED):
                 yield Fault(f"{kind} '{value.name}'", _unsupported(value.type.tensor_type.elem_type), advice)
     for tensor in graph.initializer:
@@ -104,6 +113,17 @@ def _value_faults(graph: GraphProto) -> Iterator[Fault]:
             yield Fault(f"initialiser '{tensor.name}'", _unsupported(tensor.data_type), advice)
     for sparse in graph.sparse_initializer:
         yield Fault(f"initialiser '{sparse.values.name}'", "is a sparse tensor", advice)
+
+
+def _sparse_faults(model: ModelProto) -> Iterator[Fault]:
+    advice = "export the model with dense tensors as weights"
+    for graph in graphs(model):
+        for sparse in graph.sparse_initializer:
+            yield Fault(f"initialiser '{sparse.values.name}'", "is a sparse tensor", advice)
+    for nodes in (*(graph.node for graph in graphs(model)), *(function.node for function in model.functions)):
+        for node in nodes:
+            if any(a.HasField("sparse_tensor") or a.sparse_tensors for a in node.attribute):
+                yield Fault(describe(node), "holds a sparse tensor", advice)
 
 
 def _unsupported(elem_type: int) -> str:
@@ -140,6 +160,12 @@ def _meaning_faults(node: NodeProto, constants: Mapping[str, TensorProto]) -> It
     elif _mode_of(node) and _mode_of(node) not in constants:
         yield Fault(where, "its training mode is only known at run time", "export the model in inference mode")
     for attribute in node.attribute:
+        if attribute.name not in WIDE and any(abs(i) >= 1 << 31 for i in (attribute.i, *attribute.ints)):
+            yield Fault(
+                where,
+                f"its attribute '{attribute.name}' holds a number that needs more than 32 bits",
+                "correct the attribute",
+            )
         if node.op_type == "Cast" and attribute.name == "to" and attribute.i not in SUPPORTED_TYPES:
             yield Fault(where, f"its result {_unsupported(attribute.i)}", "export the model without this type")
         if node.op_type == "Constant" and attribute.name in ("sparse_value", "value_string", "value_strings"):

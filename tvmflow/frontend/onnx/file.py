@@ -5,20 +5,47 @@ The file may come from anywhere: nothing is allocated, opened or trusted before 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import onnx
-import onnx.external_data_helper
 from google.protobuf.message import DecodeError  # type: ignore[import-untyped] # has no types
 from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from tvmflow.errors import ModelError
+from tvmflow.files import open_regular, read_regular
+from tvmflow.frontend import external_data
 from tvmflow.frontend.onnx import memory
 
 MAX_PROTOBUF_BYTES = 2**31 - 1
+TENSOR_NAME = TensorProto.DESCRIPTOR.fields_by_name["name"]
+MAX_NESTING = 31  # graphs in attributes of nodes; protobuf reads no more
 EXPORT_AGAIN = "export the model again, or fetch the whole file"
+EXPORT_AS_ONNX = "export the model as ONNX, e.g. by torch.onnx.export"
+# First bytes, and how far from the start they stand, of what is often taken for an ONNX file.
+OTHER_FILES = (
+    (b"version https://git-lfs", 0, "is a Git LFS pointer, not the model", "run `git lfs pull`"),
+    (
+        b"PK\x03\x04",
+        0,
+        "is a zip archive, not an ONNX file",
+        "PyTorch's own files are such archives: export the model with torch.onnx.export or torch.export.save (.pt2); "
+        "unpack any other",
+    ),
+    (b"TFL3", 4, "is a TensorFlow Lite model", "convert it, e.g. by tf2onnx --tflite"),
+    (b"ORTM", 4, "is a model in ONNX Runtime's own format (.ort)", "give the ONNX file that it was made from"),
+    (b"GGUF", 0, "is a GGUF file", EXPORT_AS_ONNX),
+    (b"\x89HDF", 0, "is an HDF5 file, as Keras writes them", "convert it, e.g. by tf2onnx"),
+    (b"{", 8, "is a safetensors file, which holds weights and no graph", EXPORT_AS_ONNX),
+    (b"\x80\x02", 0, "is a Python pickle, as old versions of PyTorch write them", EXPORT_AS_ONNX),
+    (b"\x80\x04", 0, "is a Python pickle", EXPORT_AS_ONNX),
+    (b"\x1f\x8b", 0, "is compressed with gzip", "unpack it: gunzip"),
+    (b"\x7fELF", 0, "is a program or library, not a model", "give the ONNX file"),
+    (b"<", 0, "is a web page or XML, not an ONNX file", "the download went wrong: fetch the file itself"),
+    (b"{", 0, "is JSON, not an ONNX file", "give the ONNX file itself"),
+)
 
 
 def read(path: Path) -> ModelProto:
@@ -27,11 +54,16 @@ def read(path: Path) -> ModelProto:
     Raises ModelError when the file, one of its external data files, or what it declares cannot be used.
     """
     model = _parse(_bytes_of(path))
+    del model.training_info[:]  # graphs that only training runs
+    _check_text(model)
     _check_header(model)
+    total = 0
     for tensor in tensors(model):
         memory.check_fits(f"tensor '{tensor.name}'", tensor.dims, tensor.data_type)
         if tensor.data_location == TensorProto.EXTERNAL:
-            _load_external(path, tensor)
+            total += external_data.expected_bytes(tensor)
+            memory.check_total("the external data", total)
+            external_data.load(path, tensor)
         else:
             _check_inline(tensor)
     return model
@@ -41,7 +73,7 @@ def data_locations(path: Path) -> tuple[str, ...]:
     """Where the model in `path` keeps its weights outside of that file, from its folder, in alphabetical order."""
     model = _parse(_bytes_of(path))
     outside = [tensor for tensor in tensors(model) if tensor.data_location == TensorProto.EXTERNAL]
-    return tuple(sorted({_entries(tensor).get("location", "") for tensor in outside}))
+    return tuple(sorted({external_data.location(tensor) for tensor in outside}))
 
 
 def graphs(model: ModelProto) -> Iterator[GraphProto]:
@@ -65,54 +97,77 @@ def subgraphs(node: NodeProto) -> list[GraphProto]:
 
 
 def tensors(model: ModelProto) -> Iterator[TensorProto]:
-    """Every tensor of the model: initialisers and attributes, in all graphs and functions."""
-    for graph in graphs(model):
+    """Every tensor of the model: weights and attributes, dense and sparse, in all graphs, functions and defaults."""
+    pending = [model.graph]
+    for function in model.functions:
+        yield from _attribute_tensors(function.attribute_proto, pending)
+        for node in function.node:
+            yield from _attribute_tensors(node.attribute, pending)
+    while pending:
+        graph = pending.pop()
         yield from graph.initializer
         for sparse in graph.sparse_initializer:
-            yield sparse.values
-            yield sparse.indices
-        yield from _attribute_tensors(graph.node)
-    for function in model.functions:
-        yield from _attribute_tensors(function.node)
+            yield from (sparse.values, sparse.indices)
+        for node in graph.node:
+            yield from _attribute_tensors(node.attribute, pending)
 
 
-def _attribute_tensors(nodes: object) -> Iterator[TensorProto]:
-    for node in nodes:  # type: ignore[attr-defined] # a protobuf container has no type of its own
-        for attribute in node.attribute:
-            if attribute.type == AttributeProto.TENSOR:
-                yield attribute.t
-            yield from attribute.tensors
+def _attribute_tensors(attributes: Iterable[AttributeProto], pending: list[GraphProto]) -> Iterator[TensorProto]:
+    """The tensors of attributes, whatever type they claim to have; graphs are added to `pending`."""
+    for attribute in attributes:
+        pending += [*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs]
+        yield from [attribute.t] if attribute.HasField("t") else []
+        yield from attribute.tensors
+        for sparse in (
+            *([attribute.sparse_tensor] if attribute.HasField("sparse_tensor") else []),
+            *attribute.sparse_tensors,
+        ):
+            yield from (sparse.values, sparse.indices)
 
 
 def _bytes_of(path: Path) -> bytes:
-    try:
-        size_bytes = path.stat().st_size
-        if path.is_file() and size_bytes > MAX_PROTOBUF_BYTES:
-            raise ModelError(
-                f"{size_bytes:,} bytes are more than one protobuf file can hold",
-                "store the weights as external data: onnx.save(..., save_as_external_data=True)",
-            )
-        return path.read_bytes()
-    except FileNotFoundError:
-        raise ModelError("no such file", "check model.path") from None
-    except IsADirectoryError:
-        raise ModelError("is a directory", "give the .onnx file inside it") from None
-    except PermissionError:
-        raise ModelError("no permission to read it", f"chmod u+r {path}") from None
-    except OSError as exc:
-        raise ModelError(f"cannot be read: {exc.strerror}", "check the file and its disk") from None
+    with open_regular(path, ModelError, place="") as stream:
+        size_bytes = os.fstat(stream.fileno()).st_size
+    if size_bytes > MAX_PROTOBUF_BYTES:
+        raise ModelError(
+            f"{size_bytes:,} bytes are more than one protobuf file can hold",
+            "store the weights as external data: onnx.save(..., save_as_external_data=True)",
+        )
+    memory.check_total("the file", size_bytes)
+    return read_regular(path, ModelError, MAX_PROTOBUF_BYTES, place="")
 
 
 def _parse(data: bytes) -> ModelProto:
     if not data:
         raise ModelError("the file is empty", EXPORT_AGAIN)
-    if data.startswith(b"version https://git-lfs"):
-        raise ModelError("is a Git LFS pointer, not the model", "run `git lfs pull`")
+    for start, offset, what, hint in OTHER_FILES:
+        if data[:64].lstrip().startswith(start) if start == b"<" else data[offset : offset + len(start)] == start:
+            raise ModelError(what, hint)
     try:
         model: ModelProto = ModelProto.FromString(data)
-    except DecodeError:
+    except DecodeError as exc:
+        if "MaxDepth" in str(exc):
+            raise ModelError(
+                f"its branches or loops are nested more than {MAX_NESTING} deep", "export it with fewer levels"
+            ) from None
         raise ModelError(f"not an ONNX file, or a truncated one ({len(data):,} bytes)", EXPORT_AGAIN) from None
     return model
+
+
+def _check_text(model: ModelProto) -> None:
+    """Raises ModelError where a text is not UTF-8: protobuf then gives bytes, which nothing later expects."""
+    pending: list[Any] = [model]
+    while pending:
+        message = pending.pop()
+        # Of tensors only what is text: to list their fields would copy their data.
+        fields = [(TENSOR_NAME, message.name)] if isinstance(message, TensorProto) else message.ListFields()
+        pending += message.external_data if isinstance(message, TensorProto) else []
+        for field, value in fields:
+            values = value if field.is_repeated else [value]
+            if field.type == field.TYPE_MESSAGE:
+                pending += values
+            elif field.type == field.TYPE_STRING and (wrong := next((v for v in values if isinstance(v, bytes)), None)):
+                raise ModelError(f"the {field.name.replace('_', ' ')} {wrong[:100]!r} is not UTF-8", EXPORT_AGAIN)
 
 
 def _check_header(model: ModelProto) -> None:
@@ -134,68 +189,27 @@ def _check_header(model: ModelProto) -> None:
             f"opset {versions[0]} is newer than onnx {onnx.__version__} knows ({newest})",
             f"export with opset_version <= {newest}, or install a newer onnx",
         )
+    if versions and versions[0] < 1:
+        raise ModelError(f"opset {versions[0]} does not exist", EXPORT_AGAIN)
     if not model.graph.output:
-        raise ModelError("the graph has no outputs", EXPORT_AGAIN)
-
-
-def _expected_bytes(tensor: TensorProto) -> int:
-    elements: int = math.prod(tensor.dims)
-    return -(-elements * memory.bits_of(tensor.data_type) // 8)
+        raise ModelError("the graph has no outputs", "name at least one output when the model is exported")
 
 
 def _check_inline(tensor: TensorProto) -> None:
-    """Raw data must have the declared size; typed fields are checked by onnx itself."""
-    if tensor.HasField("raw_data") and len(tensor.raw_data) != _expected_bytes(tensor):
+    """Data must have the declared size, raw or in the field of its type."""
+    needed = external_data.expected_bytes(tensor)
+    if tensor.HasField("raw_data"):
+        if len(tensor.raw_data) != needed:
+            raise ModelError(
+                f"tensor '{tensor.name}' of shape {list(tensor.dims)} needs {needed:,} bytes of data and "
+                f"has {len(tensor.raw_data):,}",
+                EXPORT_AGAIN,
+            )
+        return
+    known = memory.values_of(tensor)
+    if known is not None and len(getattr(tensor, known[0])) != known[1]:
         raise ModelError(
-            f"tensor '{tensor.name}' of shape {list(tensor.dims)} needs {_expected_bytes(tensor):,} bytes of "
-            f"data and has {len(tensor.raw_data):,}",
+            f"tensor '{tensor.name}' of shape {list(tensor.dims)} needs {known[1]:,} values and has "
+            f"{len(getattr(tensor, known[0])):,}",
             EXPORT_AGAIN,
         )
-
-
-def _entries(tensor: TensorProto) -> dict[str, str]:
-    return {entry.key: entry.value for entry in tensor.external_data}
-
-
-def _load_external(path: Path, tensor: TensorProto) -> None:
-    """Reads one tensor's external data, once its file is known to lie beside the model and to be long enough."""
-    entries = _entries(tensor)
-    where = f"tensor '{tensor.name}'"
-    location = entries.get("location", "")
-    file = path.parent / location
-    folder = path.parent.resolve()
-    if not location or Path(location).is_absolute() or not file.resolve().is_relative_to(folder):
-        raise ModelError(
-            f"{where}: its external data '{location}' lies outside the model's folder",
-            "external data must lie beside the model; save the model again with relative locations",
-        )
-    if not file.is_file():
-        raise ModelError(
-            f"{where}: its external data file {file} does not exist",
-            f"put {location} beside the model, where the export wrote it",
-        )
-    try:
-        offset, length = int(entries.get("offset", 0)), int(entries.get("length", _expected_bytes(tensor)))
-    except ValueError:
-        raise ModelError(f"{where}: its external data has no valid offset and length", EXPORT_AGAIN) from None
-    size_bytes = file.stat().st_size
-    if offset < 0 or length != _expected_bytes(tensor):
-        raise ModelError(
-            f"{where} of shape {list(tensor.dims)} needs {_expected_bytes(tensor):,} bytes of external "
-            f"data, and the model gives it {length:,} at offset {offset:,}",
-            EXPORT_AGAIN,
-        )
-    if offset + length > size_bytes:
-        raise ModelError(
-            f"{where}: its external data file {file} is too short: {offset + length:,} bytes are needed, "
-            f"it has {size_bytes:,}",
-            EXPORT_AGAIN,
-        )
-    try:
-        onnx.external_data_helper.load_external_data_for_tensor(tensor, str(folder))
-    except (OSError, ValueError, onnx.checker.ValidationError) as exc:
-        raise ModelError(
-            f"{where}: its external data file {file} cannot be read: {exc}", "check the file's permissions"
-        ) from None
-    tensor.data_location = TensorProto.DEFAULT
-    del tensor.external_data[:]

@@ -8,13 +8,15 @@ The models given to these functions are given up by their callers.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import onnx
 import onnx_ir
 from onnx import FunctionProto, ModelProto, NodeProto, TypeProto
-from onnx_ir.passes.common import InlinePass
+from onnx_ir.passes.common import InlinePass, inliner
 
-from tvmflow.errors import UnsupportedError
+from tvmflow.errors import UnsupportedError, innermost, last_line
+from tvmflow.frontend.function_bounds import check_functions
 from tvmflow.frontend.onnx.file import graphs
 from tvmflow.frontend.onnx.shapes import value_types
 
@@ -26,12 +28,14 @@ def inline_local_functions(model: ModelProto) -> ModelProto:
     """Replaces every call of a function that the model itself defines by the function's body."""
     if not model.functions:
         return model
+    check_functions(model)
     ir = onnx_ir.serde.deserialize_model(model)
     try:
-        InlinePass()(ir)
-    except (ValueError, onnx_ir.passes.PassError, onnx_ir.passes.PreconditionError) as exc:
+        with _names_in_linear_time():
+            InlinePass()(ir)
+    except (ValueError, RuntimeError, onnx_ir.passes.PassError, onnx_ir.passes.PreconditionError) as exc:
         raise UnsupportedError(
-            f"the model's own functions cannot be inlined: {exc.__cause__ or exc}",
+            f"the model's own functions cannot be inlined: {last_line(innermost(exc))[:300]}",
             "export the model without functions, or with one opset version throughout",
         ) from None
     return onnx_ir.serde.serialize_model(ir)
@@ -58,6 +62,28 @@ def has_body(node: NodeProto, version: int) -> bool:
 def opset_of(model: ModelProto) -> int:
     """The version of the ai.onnx operators; 1 for files from before there were versions."""
     return next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
+
+
+@contextmanager
+def _names_in_linear_time() -> Iterator[None]:
+    """Gives names of inlined values the numbers that onnx_ir would, without a search from 2 on for each of them."""
+    last: dict[str, int] = {}
+
+    def make_unique_name(name: str, _callstack: object, used: set[str]) -> str:
+        candidate, number = name, last.get(name, 1)
+        while candidate in used:
+            number += 1
+            candidate = f"{name}_{number}"
+        last[name] = number
+        used.add(candidate)
+        return candidate
+
+    original = inliner._make_unique_name
+    inliner._make_unique_name = make_unique_name
+    try:
+        yield
+    finally:
+        inliner._make_unique_name = original
 
 
 def _inline_once(model: ModelProto, wanted: Callable[[NodeProto], bool]) -> ModelProto | None:

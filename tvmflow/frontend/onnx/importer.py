@@ -138,6 +138,11 @@ class Importer(ONNXGraphImporter):  # type: ignore[misc] # TVM carries no types
                 ) from wrong
             if isinstance(exc, UnsupportedError):
                 raise
+            if isinstance(exc, MemoryError):
+                raise UnsupportedError(
+                    f"{describe(node)}: it makes a constant that is too large: {last_line(exc)}",
+                    "make its sizes smaller, or compute it outside of the model",
+                ) from exc
             raise UnsupportedError(
                 f"{describe(node)}: TVM cannot convert it: {last_line(exc)[:300]}",
                 "change the model so that it does without this node",

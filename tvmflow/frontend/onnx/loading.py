@@ -13,10 +13,11 @@ from onnx import ModelProto, TensorProto
 from tvm import relax
 
 from tvmflow import config
-from tvmflow.errors import ConfigError, ModelError, UnsupportedError
+from tvmflow.errors import ConfigError, ModelError, UnsupportedError, first_line, innermost, last_line
+from tvmflow.frontend.function_bounds import check_functions
 from tvmflow.frontend.model import Model
-from tvmflow.frontend.onnx import ops
-from tvmflow.frontend.onnx.checks import check
+from tvmflow.frontend.onnx import memory, ops
+from tvmflow.frontend.onnx.checks import check, check_dense
 from tvmflow.frontend.onnx.file import read
 from tvmflow.frontend.onnx.graph import EXPORT_AGAIN, sort_nodes
 from tvmflow.frontend.onnx.importer import import_model
@@ -42,16 +43,15 @@ def load(path: Path, model_inputs: Mapping[str, config.ModelInput], dims: Mappin
     be compiled, ConfigError where `model_inputs` or `dims` do not fit the model; each message starts with `path`.
     """
     with _located(path):
-        model = read(path)
-        sort_nodes(model)
-        _check_valid(model)
+        model = _checked(path)
         fix_shapes(model, model_inputs, dims)
         check_memory(model)
         inputs, outputs = _input_specs(model), [_declared(value) for value in model.graph.output]
-        model, notes = _normalised(model)
-        check(model, ops.convert_map(), ops.refusals)
-        dtypes = {value.name: dtype_name(value.type.tensor_type.elem_type) for value in model.graph.input}
-        mod, more = import_model(model, input_shapes(model.graph), dtypes)
+        with memory.bounded(model):
+            model, notes = _normalised(model)
+            check(model, ops.convert_map(), ops.refusals)
+            dtypes = {value.name: dtype_name(value.type.tensor_type.elem_type) for value in model.graph.input}
+            mod, more = import_model(model, input_shapes(model.graph), dtypes)
         ranged = [
             spec.model_copy(update={"range": limits}) for spec, limits in zip(inputs, input_ranges(model), strict=True)
         ]
@@ -63,11 +63,19 @@ def inputs(
 ) -> tuple[TensorSpec, ...]:
     """What goes into the model in the ONNX file `path`, not imported; raises ModelError and ConfigError likewise."""
     with _located(path):
-        model = read(path)
-        sort_nodes(model)
-        _check_valid(model)
+        model = _checked(path)
         fix_shapes(model, model_inputs, dims)
         return tuple(_input_specs(model))
+
+
+def _checked(path: Path) -> ModelProto:
+    """The model in `path`, whose structure is right, and which is not far larger than its file once it is unfolded."""
+    model = read(path)
+    check_functions(model)
+    sort_nodes(model)
+    _check_valid(model)
+    check_dense(model)
+    return model
 
 
 @contextmanager
@@ -80,7 +88,12 @@ def _located(path: Path) -> Iterator[None]:
     except UnicodeDecodeError as exc:
         raise ModelError(f"{path}: holds names that are not UTF-8", EXPORT_AGAIN) from exc
     except onnx_ir.serde.SerdeError as exc:
-        raise ModelError(f"{path}: not a valid model: {exc.__cause__ or exc}", EXPORT_AGAIN) from exc
+        raise ModelError(f"{path}: not a valid model: {last_line(innermost(exc))[:300]}", EXPORT_AGAIN) from exc
+    except MemoryError as exc:
+        raise ModelError(
+            f"{path}: its import takes far more memory than what the file holds: {first_line(exc)}",
+            "make the sizes that the model's constants and attributes state smaller",
+        ) from exc
 
 
 def _normalised(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
@@ -97,16 +110,20 @@ def _normalised(model: ModelProto) -> tuple[ModelProto, tuple[str, ...]]:
 def _check_valid(model: ModelProto) -> None:
     """onnx's own checker; TVM's importer would only warn of what it finds."""
     light = without_weights(model)
-    for value in light.graph.output:
-        if value.type.WhichOneof("value") in (None, "tensor_type"):
-            # The checker wants a full type, which neither the standard nor any runtime does.
+    for value in (*light.graph.input, *light.graph.output):
+        is_tensor = value.type.WhichOneof("value") in (None, "tensor_type")
+        if is_tensor and not value.type.tensor_type.HasField("shape"):
+            # The checker wants a full type, which neither the standard nor any runtime does. Inputs get theirs later.
             value.type.CopyFrom(onnx.helper.make_tensor_type_proto(TensorProto.FLOAT, []))
     try:
         onnx.checker.check_model(light)
     except onnx.checker.ValidationError as exc:
         lines = [line.strip() for line in str(exc).splitlines() if line.strip()]
+        where = next((f" ({line})" for line in lines if "Context:" in line), "").replace("==> Context: ", "")
         raise ModelError(
-            f"not a valid model: {lines[0] if lines else 'onnx.checker refuses it'}", EXPORT_AGAIN, str(exc)
+            f"not a valid model: {lines[0] if lines else 'onnx.checker refuses it'}{where[:300]}",
+            EXPORT_AGAIN,
+            str(exc),
         ) from None
 
 

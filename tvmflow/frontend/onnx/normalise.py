@@ -21,7 +21,7 @@ from onnx import GraphProto, ModelProto, NodeProto
 from onnx.helper import make_node
 from onnxscript.optimizer._constant_folding import FoldConstantsPass
 
-from tvmflow.errors import ModelError
+from tvmflow.errors import ModelError, innermost, last_line
 from tvmflow.frontend.onnx import ops
 from tvmflow.frontend.onnx.file import graphs, subgraphs
 from tvmflow.frontend.onnx.functions import inline_local_functions, inline_operators, opset_of
@@ -123,8 +123,11 @@ def fold_constants(model: ModelProto) -> ModelProto:
         try:
             pipeline(ir)
         except onnx_ir.passes.PassError as exc:
+            if isinstance(innermost(exc), MemoryError):
+                raise innermost(exc) from exc
             raise ModelError(
-                f"the model's constants cannot be computed: {_innermost(exc)}", "check that ONNX Runtime runs the model"
+                f"the model's constants cannot be computed: {last_line(innermost(exc))[:300]}",
+                "check that ONNX Runtime runs the model",
             ) from None
     return onnx_ir.serde.serialize_model(ir)
 
@@ -189,12 +192,6 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
-
-
-def _innermost(exc: BaseException) -> BaseException:
-    while exc.__cause__ is not None:
-        exc = exc.__cause__
-    return exc
 
 
 def _chain(node: NodeProto, taken: set[str], elem_type: int | None) -> list[NodeProto]:

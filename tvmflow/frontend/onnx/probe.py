@@ -10,12 +10,13 @@ import onnx
 from onnx import ModelProto, ValueInfoProto
 
 from tvmflow.errors import UnsupportedError
+from tvmflow.frontend.onnx.file import read
 from tvmflow.frontend.onnx.graph import describe
 
 
 def expose(path: Path, out: Path) -> tuple[str, ...]:
     """Writes the model with the results of all nodes, as far as they are tensors, for outputs; their names in order."""
-    model = onnx.load(path)
+    model = read(path)
     types = _types(model)
     results = dict.fromkeys(name for node in model.graph.node for name in node.output if name in types)
     del model.graph.output[:]
@@ -29,7 +30,7 @@ def isolate(path: Path, result: str, values: Mapping[str, np.ndarray], out: Path
 
     `values` holds the graph's inputs and what is between its nodes. Raises UnsupportedError where one is missing.
     """
-    model = onnx.load(path)
+    model = read(path)
     types = _types(model)
     node = next(node for node in model.graph.node if result in node.output)
     weights = [tensor for tensor in model.graph.initializer if tensor.name in node.input]

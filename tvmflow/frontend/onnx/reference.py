@@ -92,11 +92,12 @@ def _array(value: Any) -> np.ndarray[Any, Any]:
 
 
 def _onnx_reference(path: Path) -> Callable[[dict[str, Any]], Arrays]:
-    import onnx
     from onnx.reference import ReferenceEvaluator
 
+    from tvmflow.frontend.onnx.file import read
+
     try:
-        evaluator = ReferenceEvaluator(onnx.load(path))
+        evaluator = ReferenceEvaluator(read(path))
     except Exception as exc:  # it raises whatever its parts raise
         reason = first_line(exc)[:500]
         raise ReferenceRunError(

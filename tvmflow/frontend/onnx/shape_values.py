@@ -112,6 +112,8 @@ def objects(elements: Sequence[Any], shape: Sequence[int] | None = None) -> Arra
 def _mapped(function: Callable[..., Any], *arrays: Any) -> Array:
     """`function` of the elements of arrays that are broadcast against each other; None means that nothing is known."""
     pairs = np.broadcast(*arrays)
+    if pairs.size > MAX_ELEMENTS:
+        raise UnknownValueError
     results = [function(*elements) for elements in pairs]
     if any(result is None for result in results):
         raise UnknownValueError
@@ -245,7 +247,10 @@ def _where(operands: Operands) -> Array:
 
 def _range(operands: Operands) -> Array:
     limits = [value for i in range(3) for value in operands.ints(i, "") or []]
-    return objects(range(*limits))
+    counted = range(*limits)
+    if counted and len(counted[: MAX_ELEMENTS + 1]) > MAX_ELEMENTS:
+        raise UnknownValueError
+    return objects(counted)
 
 
 def _reduce(function: Callable[[SizeArithmetic, Any, Any], Any]) -> Rule:

@@ -18,6 +18,8 @@ from tvmflow.frontend.onnx.file import graphs
 Shape = tuple[int | str, ...]
 # Weights above this many elements are hidden from shape inference, which copies the whole model.
 MAX_INFERRED_ELEMENTS = 4096
+MAX_NAME = 200  # of a value's name, which may have any length, inside
+FEW = 100
 
 
 def fix_shapes(model: ModelProto, inputs: Mapping[str, config.ModelInput], dims: Mapping[str, int]) -> None:
@@ -109,6 +111,9 @@ def without_weights(model: ModelProto) -> ModelProto:
     light.graph.node.extend(model.graph.node)
     light.graph.output.extend(model.graph.output)
     light.graph.input.extend(real_inputs(model.graph))
+    for sparse in model.graph.sparse_initializer:
+        tensor = sparse.values
+        light.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, sparse.dims))
     for tensor in model.graph.initializer:
         if math.prod(tensor.dims) > MAX_INFERRED_ELEMENTS:
             light.graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
@@ -132,11 +137,9 @@ def _known(kind: str, given: Mapping[str, object], known: Sequence[str], place: 
 
 def _shape_of(value: ValueInfoProto, given: config.ModelInput | None) -> Shape:
     """The shape of an input: from the config where it says so, else from the file; unnamed sizes get names."""
-    if value.type.WhichOneof("value") != "tensor_type":
-        kind = value.type.WhichOneof("value") or "untyped value"
+    if kind := kind_of(value):
         raise UnsupportedError(
-            f"input '{value.name}' is a {kind.removesuffix('_type')}, not a tensor",
-            "export the model with tensors as inputs",
+            f"input '{value.name}' is {kind}, not a tensor", "export the model with tensors as inputs"
         )
     declared = _dims(value.type.tensor_type)
     named = (
@@ -185,11 +188,11 @@ def _dim_names(shapes: Mapping[str, Shape]) -> dict[str, str]:
 
 def unique_name(name: str, taken: set[str]) -> str:
     """An ASCII identifier made of `name` that is not in `taken`; it is added to it."""
-    base = re.sub(r"\W", "_", name, flags=re.ASCII)
+    base = re.sub(r"\W", "_", name[:MAX_NAME], flags=re.ASCII)
     base = base if base and not base[0].isdigit() else f"v_{base}"
     candidate, number = base, 1
     while candidate in taken:
-        number += 1
+        number = number + 1 if number < FEW else max(number + 1, len(taken))  # any number of names may look alike
         candidate = f"{base}_{number}"
     taken.add(candidate)
     return candidate
@@ -201,6 +204,10 @@ def _check_dtype(value: ValueInfoProto, given: config.ModelInput | None) -> None
         elem_type = onnx.helper.np_dtype_to_tensor_dtype(given.dtype)
         value.type.tensor_type.elem_type = elem_type
     have = dtype_name(elem_type)
+    if elem_type == TensorProto.UNDEFINED:
+        raise ModelError(
+            f"input '{value.name}' states no element type", f'give one: [model.inputs."{value.name}"] dtype = "float32"'
+        )
     if have not in get_args(config.DType):
         raise UnsupportedError(
             f"input '{value.name}' has the type {have}", "inputs can be " + ", ".join(get_args(config.DType))
@@ -210,6 +217,19 @@ def _check_dtype(value: ValueInfoProto, given: config.ModelInput | None) -> None
             f"model.inputs.{value.name}.dtype is {given.dtype}, and the model's is {have}",
             f'take dtype = "{have}", or export the model with that type',
         )
+
+
+def kind_of(value: ValueInfoProto) -> str:
+    """What a value that is not a tensor is, with an article; "" for tensors, whatever is stated of their type."""
+    which = value.type.WhichOneof("value")
+    return {
+        None: "",
+        "tensor_type": "",
+        "sequence_type": "a sequence",
+        "map_type": "a map",
+        "optional_type": "an optional value",
+        "sparse_tensor_type": "a sparse tensor",
+    }.get(which, "an opaque value")
 
 
 def dtype_name(elem_type: int) -> str:

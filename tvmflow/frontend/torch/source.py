@@ -22,6 +22,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from tvmflow.errors import InputError, ModelError, ReferenceRunError, UnsupportedError
+from tvmflow.files import open_regular
 from tvmflow.frontend.torch import archive
 
 Array = np.ndarray[Any, Any]
@@ -94,10 +95,10 @@ def load_program(path: Path, trusted: bool = False) -> Source:
     Unless it is `trusted`, a file that would run code of its own is a ModelError, too.
     """
     try:
-        if not trusted:
-            archive.check(path)
-        with contextlib.nullcontext() if trusted else archive.weights_only():
-            return _source_of_program(str(path), torch.export.load(path))
+        with open_regular(path, ModelError) as stream, contextlib.nullcontext() if trusted else archive.weights_only():
+            if not trusted:
+                archive.check(path)
+            return _source_of_program(str(path), torch.export.load(stream))
     except ModelError:
         raise
     except Exception as exc:
