@@ -65,7 +65,8 @@ def stock_s(cfg: config.Config, feeds: dict[str, Any]) -> float:
 def time_model(artifact: Path, stock: bool) -> None:
     """Prints the figures of one artifact as JSON."""
     manifest = runtime.load(artifact).manifest
-    cfg = config.from_dict(manifest.config, [{"verify": {"seeds": [0]}}], source=str(artifact))
+    cfg = config.from_dict(manifest.config, [{"verify": {"seeds": [0]}}], source=str(artifact),
+                           folder=artifact.resolve().parent)  # fmt: skip
     feeds = proof.accepted(cfg, manifest)
     ours, peer = running.time_beside_peer(cfg, artifact, feeds, manifest.target.threads, SECONDS)
     (kernels,) = running.kernel_times([(artifact, feeds)])

@@ -57,7 +57,7 @@ def build(cfg: Config, folder: Path, build_one: Build, on_event: OnEvent) -> Bun
         target=first.target, versions=first.versions,
         files={name: artifact.file_entry(folder / name) for name in files},
         stages=(Stage(name="build the buckets", seconds=time.monotonic() - started),),
-        peak_rss_bytes=max(manifest.peak_rss_bytes for manifest in manifests), notes=tuple(_notes(joined)),
+        peak_rss_bytes=max(manifest.peak_rss_bytes or 0 for manifest in manifests), notes=tuple(_notes(joined)),
         verdict=None, buckets=buckets, pad={name: float(value) for name, value in cfg.shapes.pad.items()},
         padding={dim: Padding(kind="unproven", allowed=dim in cfg.shapes.allow_padding, reason=UNSEEN, runs=0)
                  for dim in buckets[0].dims},

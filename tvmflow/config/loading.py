@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from tvmflow.config.faults import fault, joined
 from tvmflow.config.sections import Config
 from tvmflow.errors import ConfigError
+from tvmflow.places import path_keys
 
 # Each override is a nested table, as TOML would read it; later ones win.
 Overrides = Sequence[Mapping[str, Any]]
@@ -40,7 +41,7 @@ def from_dict(
 ) -> Config:
     """Builds a Config from plain values. `source` names their origin in messages, relative paths start at `folder`."""
     merged = json.loads(json.dumps(raw, default=str))
-    for table, key in _path_keys(merged):
+    for table, key, _ in path_keys(merged):
         if isinstance(table, dict) and isinstance(table.get(key, ""), str) and (key in table or key == "folder"):
             table[key] = str(folder.absolute() / table.get(key, ""))
     for override in overrides:
@@ -81,15 +82,6 @@ def parse_override(text: str) -> dict[str, Any]:
 def from_json(values: Mapping[str, Any]) -> Config:
     """The config that `to_json` wrote, e.g. a manifest's; raises pydantic's ValidationError for anything else."""
     return Config.model_validate_json(json.dumps(values))
-
-
-def _path_keys(raw: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
-    """Every table of a config file that may hold a path, and the path's key in it."""
-    for section, key in (("model", "path"), ("model", "folder"), ("verify", "inputs"), ("tuning", "database")):
-        yield raw.get(section), key
-    kernels = raw.get("kernels")
-    for kernel in kernels.values() if isinstance(kernels, dict) else ():
-        yield kernel, "folder"
 
 
 def _merge(values: dict[str, Any], override: Mapping[str, Any]) -> None:
