@@ -28,7 +28,7 @@ Feeds: TypeAlias = Mapping[str, np.ndarray]
 def verify_artifact(path: Path, model: Path | None, overrides: config.Overrides, on_event: proof.OnEvent) -> Verdict:
     """Holds an artifact's outputs against its model's; `model` is where that lies now, if it was moved."""
     with artifact.opened_any(path) as (folder, manifest):
-        cfg = _config_of(path, manifest, model, overrides)
+        cfg = config_of(path, manifest, model, overrides)
         if isinstance(manifest, Manifest):
             return proof.verdict(cfg, folder, manifest, on_event)[0]
         return bucket_proof.verdict(cfg, folder, manifest, bucket_proof.exact(cfg, folder, manifest, on_event))
@@ -39,7 +39,7 @@ def attribute_artifact(
 ) -> Attribution:
     """Splits the difference between an artifact's outputs and its model's by who made it."""
     with artifact.opened(path) as (folder, manifest):
-        cfg = _config_of(path, manifest, model, overrides)
+        cfg = config_of(path, manifest, model, overrides)
         return attribution.attribute(cfg, folder, manifest, on_event)
 
 
@@ -48,7 +48,7 @@ def bisect_artifact(
 ) -> Bisection:
     """Finds what makes an artifact's values wrong; `out` is a folder for a reproducer."""
     with artifact.opened(path) as (folder, manifest):
-        cfg = _config_of(path, manifest, model, overrides)
+        cfg = config_of(path, manifest, model, overrides)
         return bisection.bisect(Subject(cfg, folder, manifest), out, on_event)
 
 
@@ -153,13 +153,13 @@ def _first_seed(manifest: Manifest, model: Path | None, base: Path) -> Config:
     return _config_from(manifest, model, [{"verify": {"seeds": [0]}}], base)
 
 
-def _config_of(path: Path, manifest: Described, model: Path | None, overrides: config.Overrides) -> Config:
+def config_of(path: Path, manifest: Described, model: Path | None, overrides: config.Overrides) -> Config:
+    """The config that the artifact at `path` was built with; its model must be the very file it was built from."""
     return _config_from(manifest, model, overrides, artifact.base_of(path, manifest))
 
 
 def _config_from(manifest: Described, model: Path | None, overrides: config.Overrides, base: Path) -> Config:
-    """The config an artifact was built with, whose paths start at `base`; its model must be the very file it was
-    built from."""
+    """Like `config_of`, for paths that start at `base`."""
     stated = _stated(manifest).model.path
     where = model or (base / stated if stated else base)
     if not where.exists():

@@ -16,7 +16,7 @@ import tvm_ffi
 from tvmflow.artifact import ALIGNMENT, LIBRARY
 from tvmflow.errors import ArtifactError, InputError, last_line
 from tvmflow.files import read_regular
-from tvmflow.manifest import Manifest, Signature
+from tvmflow.manifest import Manifest, Signature, TensorSpec
 from tvmflow.runtime import content, fork, vm
 from tvmflow.runtime import inputs as inputs_
 
@@ -51,6 +51,7 @@ class Session:
         self._outputs = tuple(spec.name for spec in self.signature.outputs)
         self._output_dtypes = tuple(spec.dtype for spec in self.signature.outputs)
         self._exact = _exact(self.signature)
+        self._checked = False  # whether outputs were seen that are what the manifest says
 
     @property
     def signature(self) -> Signature:
@@ -181,6 +182,9 @@ class Session:
 
         A large one is the run time's memory itself, unless that is an input, a weight, or another output too.
         """
+        if not self._checked:
+            _check_outputs(self.manifest, outputs)
+            self._checked = True
         taken: set[int] | None = None  # where the inputs lie, and the large outputs so far
         results = []
         for tensor, dtype in zip(outputs, self._output_dtypes, strict=True):
@@ -197,6 +201,21 @@ class Session:
             else:
                 results.append(into(tensor if own else vm.clone(tensor)))
         return results
+
+
+def _check_outputs(manifest: Manifest, outputs: list[Any]) -> None:
+    """Raises ArtifactError where a library gives other outputs than its manifest says."""
+    specs = manifest.signature.outputs
+    if len(specs) != len(outputs) or not all(map(_fits, specs, outputs)):
+        found = ", ".join(f"{tensor.dtype}{list(tensor.shape)}" for tensor in outputs)
+        raise ArtifactError(f"{manifest.name}: manifest.json: signature.outputs: the library gives others: {found}",
+                            "compile the model again")  # fmt: skip
+
+
+def _fits(spec: TensorSpec, tensor: Any) -> bool:
+    return str(tensor.dtype) == spec.dtype and len(tensor.shape) == len(spec.shape) and all(
+        size == stated for size, stated in zip(tensor.shape, spec.shape, strict=True) if isinstance(stated, int)
+    )  # fmt: skip
 
 
 def _library(folder: Path, manifest: Manifest) -> Any:
