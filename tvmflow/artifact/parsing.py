@@ -58,9 +58,9 @@ def parse(content: bytes, where: str) -> Manifest | Bundle:
 def parse_log(content: bytes, where: str) -> BuildLog:
     """What a build log holds; raises ArtifactError."""
     try:
-        return BuildLog.model_validate_json(json.dumps(_table(content, where)), strict=True)
+        return BuildLog.model_validate_json(json.dumps(_table(content, f"{where}/{LOG}")), strict=True)
     except ValidationError as exc:
-        raise ArtifactError(f"{where}: {LOG}: {_shown(_first(exc))}", f"delete {LOG}: nothing needs it") from None
+        raise ArtifactError(f"{where}/{LOG}: {_shown(_first(exc))}", f"delete {LOG}: nothing needs it") from None
 
 
 def check_buckets(bundle: Bundle, manifests: Iterable[Manifest], where: str) -> None:
