@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import onnx
@@ -19,6 +21,8 @@ from replacing import X, values
 
 import tvmflow
 from tvmflow import artifact
+from tvmflow.errors import ArtifactError
+from tvmflow.manifest import Constant, Signature, TensorSpec
 
 SCRIPT = Path(__file__).with_name("replacing.py")
 ROOT = SCRIPT.parents[2]
@@ -41,6 +45,7 @@ if child:
     sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 sys.exit(sum(map(told, (lambda: session.run({"x": x}), lambda: tvmflow.load(sys.argv[2])))))
 """
+X_SPEC = TensorSpec(name="x", dtype="float32", shape=(4, 8))
 UNVERIFIED = [{"verify": {"enabled": False}}]
 W = np.random.default_rng(1).standard_normal((8, 8)).astype("f4")
 
@@ -55,6 +60,13 @@ def compiled(folder: Path, operator: str, w: np.ndarray, out: str) -> Path:
     return tvmflow.compile(file, out=folder / out, overrides=UNVERIFIED)
 
 
+def rewritten(folder: Path, change: Mapping[str, object] = MappingProxyType({})) -> None:
+    """Makes the digests of an artifact anew, after a change of its files or, here, its manifest."""
+    manifest = artifact.read(folder)
+    files = {name: artifact.file_entry(folder / name) for name in manifest.files}
+    artifact.write_manifest(folder, manifest.model_copy(update={"files": files, **change}))
+
+
 @pytest.fixture(scope="module")
 def versions(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """Of other code, and of the first one's code with other weights."""
@@ -63,9 +75,7 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     third = folder / "third.tvmflow"
     shutil.copytree(first, third)
     (third / artifact.CONSTANTS).write_bytes((2 * np.fromfile(first / artifact.CONSTANTS, "f4")).tobytes())
-    manifest = artifact.read(third)
-    files = {name: artifact.file_entry(third / name) for name in manifest.files}
-    artifact.write_manifest(third, manifest.model_copy(update={"files": files}))
+    rewritten(third)
     return [first, second, third]
 
 
@@ -129,6 +139,44 @@ def test_where_files_in_memory_cannot_be_had(versions: list[Path], monkeypatch: 
     monkeypatch.setattr(content, "_loaded", {})
     monkeypatch.setattr(os, "memfd_create", refused)
     assert [values(version) for version in versions[:2]] == want
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    (lambda data: data[: len(data) // 2], "is not a whole library"),
+    (lambda data: data[:-1], "is not a whole library"),
+    (lambda data: data[:30], "is not a whole library"),
+    (lambda data: b"", "is not a whole library"),
+    (lambda data: b"\x7fELF" * (len(data) // 4), "is not a whole library"),
+    (lambda data: Path(np._core._multiarray_umath.__file__).read_bytes(), "library.so"),
+], ids=["half", "one byte less", "header", "nothing", "noise", "another library"])  # fmt: skip
+def test_a_library_that_is_none(
+    change: Callable[[bytes], bytes], message: str, versions: list[Path], tmp_path: Path
+) -> None:
+    """Its hash says that it is as it should be."""
+    copy = Path(shutil.copytree(versions[0], tmp_path / "m"))
+    (copy / artifact.LIBRARY).write_bytes(change((copy / artifact.LIBRARY).read_bytes()))
+    rewritten(copy)
+    with pytest.raises(ArtifactError, match=message):
+        tvmflow.load(copy)
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"constants": (Constant(offset=0, dtype="int32", shape=(8, 8)),)}, "its library failed"),
+    ({"constants": (Constant(offset=0, dtype="float32", shape=(4, 16)),)}, "its library failed"),
+    ({"constants": ()}, "its library failed"),
+    ({"signature": Signature(inputs=(X_SPEC,), outputs=())}, "signature.outputs: the library gives others"),
+    ({"signature": Signature(inputs=(X_SPEC,), outputs=(X_SPEC.model_copy(update={"dtype": "bfloat16"}),))}, "gives o"),
+    ({"signature": Signature(inputs=(X_SPEC,), outputs=(X_SPEC.model_copy(update={"shape": (8, 4)}),))}, "gives o"),
+    ({"signature": Signature(inputs=(X_SPEC, X_SPEC.model_copy(update={"name": "z"})), outputs=(X_SPEC,))}, "failed"),
+])  # fmt: skip
+def test_a_manifest_that_does_not_fit_its_library(
+    change: dict[str, object], message: str, versions: list[Path], tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(versions[0], tmp_path / "m"))
+    rewritten(copy, change)
+    session = tvmflow.load(copy)
+    with pytest.raises(ArtifactError, match=message):
+        session.run({spec.name: X for spec in session.signature.inputs})
 
 
 def started(kind: str, out: Path, seconds: float, versions: list[Path]) -> subprocess.Popen[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -95,5 +96,5 @@ def _merge(values: dict[str, Any], override: Mapping[str, Any]) -> None:
 def _missing_files(config: Config) -> Iterator[str]:
     given = (("model.path", config.model.path), ("model.folder", config.model.folder))
     for place, path in (*given, ("verify.inputs", config.verify.inputs)):
-        if path is not None and not path.exists():
+        if path is not None and not os.path.exists(path):  # False for what cannot be a path, too
             yield f"{place}: no such file: {path}"

@@ -162,7 +162,7 @@ def _config_from(manifest: Described, model: Path | None, overrides: config.Over
     """Like `config_of`, for paths that start at `base`."""
     stated = _stated(manifest).model.path
     where = model or (base / stated if stated else base)
-    if not where.exists():
+    if not os.path.exists(where):
         raise ModelError(f"{os.path.normpath(where)}: the model that {manifest.name} was compiled from is not there",
                          "name its place with --model PATH")  # fmt: skip
     extra = [{"model": {"path": str(model.resolve())}}] if model is not None else []

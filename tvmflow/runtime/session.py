@@ -165,8 +165,10 @@ class Session:
     def _call(self, machine: vm.Machine, args: list[Any]) -> Any:
         try:
             return machine.main(*args, *self._constants)
-        except RuntimeError as exc:
-            if "match_cast" not in str(exc):
+        except Exception as exc:  # the run time raises many kinds
+            parameter = re.search(r"loc=param\[(\d+)\]", str(exc))
+            weight = parameter is not None and int(parameter[1]) >= len(args)
+            if weight or "match_cast" not in str(exc):
                 raise ArtifactError(f"{self.manifest.name}: its library failed: {last_line(exc)[:300]}",
                                     "`tvmflow verify` shows whether it is sound", str(exc)) from exc  # fmt: skip
             # Indices and divisors are guarded by a cast to a shape that only holds while they are in range.
