@@ -32,7 +32,7 @@ import tvmflow
 from tvmflow import artifact, report
 from tvmflow.artifact.parsing import digest
 from tvmflow.errors import TvmflowError
-from tvmflow.manifest import Bundle, Signature
+from tvmflow.manifest import Bundle, Signature, TensorSpec
 
 LIMIT_S = 20.0  # for one artifact
 VALUES: list[Any] = [
@@ -116,8 +116,10 @@ def rewrite(file: Path, text: str) -> None:
 
 
 def feeds_of(signature: Signature, sizes: dict[str, int]) -> dict[str, np.ndarray]:
-    return {spec.name: np.ones([size if isinstance(size, int) else sizes.get(size, 1) for size in spec.shape], spec.dtype)
-            for spec in signature.inputs}  # fmt: skip
+    def shape(spec: TensorSpec) -> list[int]:
+        return [size if isinstance(size, int) else sizes.get(size, 1) for size in spec.shape]
+
+    return {spec.name: np.ones(shape(spec), spec.dtype) for spec in signature.inputs}
 
 
 def outputs_of(path: Path) -> list[np.ndarray]:

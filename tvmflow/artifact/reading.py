@@ -118,6 +118,8 @@ def _with_log(manifest: AnyManifest, log: BuildLog) -> AnyManifest:
 
 
 def _zip(path: Path) -> BinaryIO:
+    if not os.path.lexists(path):
+        raise ArtifactError(f"{path}: no artifact is there", "`tvmflow compile` makes one")
     return open_regular(path, ArtifactError, place=f"{path}: no artifact: ")
 
 
