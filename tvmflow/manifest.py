@@ -304,4 +304,4 @@ class BuildLog(Noun):
     kernel_seconds: tuple[Seconds | None, ...] = ()
     """By bucket."""
     paths: dict[str, str] = {}
-    """By their place in the config: paths of this machine of which the manifest only has the names."""
+    """By their place in the config: the paths of this machine, which the manifest only has relative to the artifact."""

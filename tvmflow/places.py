@@ -19,26 +19,28 @@ def path_keys(raw: Mapping[str, Any]) -> Iterator[tuple[Any, str, str]]:
 
 
 def without_places(values: Mapping[str, Any], base: Path) -> tuple[dict[str, Any], dict[str, str]]:
-    """A config's plain values with paths relative to the folder `base`; and the paths that cannot be so, by place.
+    """A config's plain values with paths relative to the folder `base`; and the paths as they were, by place.
 
     A path that leads there through the root of the file system says as much as an absolute one: its name alone is kept.
     """
-    plain, left = copy.deepcopy(dict(values)), {}
+    plain, paths = copy.deepcopy(dict(values)), {}
     for table, key, place in path_keys(plain):
         path = table.get(key) if isinstance(table, dict) else None
         if not isinstance(path, str) or not os.path.isabs(path):
             continue
+        paths[place] = path
         if os.path.commonpath([path, base]) != os.sep or path == os.sep:
             table[key] = os.path.relpath(path, base)
         else:
-            table[key], left[place] = os.path.basename(path), path
-    return plain, left
+            table[key] = os.path.basename(path)
+    return plain, paths
 
 
-def with_places(values: Mapping[str, Any], paths: Mapping[str, str]) -> dict[str, Any]:
-    """The values with other paths at the dotted places that `paths` names, where they hold one."""
+def with_places(values: Mapping[str, Any], paths: Mapping[str, str], base: Path) -> dict[str, Any]:
+    """The values with the paths that `paths` has by place, where theirs leads nowhere from the folder `base`."""
     plain = copy.deepcopy(dict(values))
     for table, key, place in path_keys(plain):
-        if isinstance(table, dict) and place in paths and isinstance(table.get(key), str):
+        path = table.get(key) if isinstance(table, dict) else None
+        if place in paths and isinstance(path, str) and not os.path.exists(os.path.join(base, path)):
             table[key] = paths[place]
     return plain

@@ -13,12 +13,13 @@ import fcntl
 import os
 import stat
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tvmflow.artifact.layout import AGAIN, LOG, MANIFEST, MOST_MANIFEST_BYTES
 from tvmflow.errors import ArtifactError
 from tvmflow.files import open_regular, read_regular, reason
+from tvmflow.manifest import FileEntry
 
 PATIENCE_S = 1.0  # how long to wait for a folder that is being replaced again and again
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
@@ -57,14 +58,16 @@ def read_log_bytes(folder: Path, shown: Path) -> bytes | None:
     return _read(folder, LOG, shown) if os.path.lexists(folder / LOG) else None
 
 
-def check_files(folder: Path, names: Iterable[str], shown: Path) -> None:
-    """Raises ArtifactError where a file is missing, is none, or where the folder holds others than those of `names`.
+def check_files(folder: Path, files: Mapping[str, FileEntry], shown: Path) -> None:
+    """Raises ArtifactError where a file is missing, is none, or has another size, or where the folder holds others.
 
     Files whose names start with a dot are not counted: systems leave such behind.
     """
-    known = {MANIFEST, *names}
+    known = {MANIFEST, *files}
     for name in known:
         _check(folder, name, shown)
+        if name in files and os.stat(folder / name).st_size != files[name].size_bytes:
+            raise ArtifactError(f"{shown / name}: changed or damaged since it was built", AGAIN)
     inside = {"", *(os.path.dirname(name) for name in known if not name.startswith("../"))}
     for place in sorted(inside):
         expected = {LOG, *inside, *(name for name in known)}

@@ -90,16 +90,17 @@ def check_files(folder: Path, manifest: Described, shown: Path | None = None) ->
 def base_of(path: Path, manifest: Described) -> Path:
     """The folder at which the paths in a manifest's config start: the one that holds the artifact."""
     inside = isinstance(manifest, Manifest) and manifest.weights == SHARED_CONSTANTS  # a bucket of an artifact
-    return path.resolve().parents[1 if inside else 0]
+    folder = path.resolve().parent
+    return folder.parent if inside else folder
 
 
 def _read(folder: Path, shown: Path) -> AnyManifest:
     manifest = parse(folders.read_manifest_bytes(folder, shown), str(shown))
     log = folders.read_log_bytes(folder, shown)
-    return manifest if log is None else _with_log(manifest, parse_log(log, str(shown)))
+    return manifest if log is None else _with_log(manifest, parse_log(log, str(shown)), base_of(shown, manifest))
 
 
-def _with_log(manifest: AnyManifest, log: BuildLog) -> AnyManifest:
+def _with_log(manifest: AnyManifest, log: BuildLog, base: Path) -> AnyManifest:
     """The manifest with what its build log tells of it; without, where the log is of another build."""
     seconds = log.seconds
     if len(seconds) != len(manifest.stages):
@@ -108,7 +109,7 @@ def _with_log(manifest: AnyManifest, log: BuildLog) -> AnyManifest:
                    for stage, one in zip(manifest.stages, seconds, strict=True))  # fmt: skip
     manifest = manifest.model_copy(update={
         "stages": stages, "peak_rss_bytes": log.peak_rss_bytes, "timing": log.timing,
-        "config": with_places(manifest.config, log.paths),
+        "config": with_places(manifest.config, log.paths, base),
     })  # fmt: skip
     if isinstance(manifest, Bundle) and len(log.kernel_seconds) == len(manifest.buckets):
         buckets = tuple(bucket.model_copy(update={"kernel_seconds": one})
