@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from pydantic import ValidationError
 from tvmflow.config.faults import fault, joined
 from tvmflow.config.sections import Config
 from tvmflow.errors import ConfigError
+from tvmflow.places import path_keys
 
 # Each override is a nested table, as TOML would read it; later ones win.
 Overrides = Sequence[Mapping[str, Any]]
@@ -40,7 +42,7 @@ def from_dict(
 ) -> Config:
     """Builds a Config from plain values. `source` names their origin in messages, relative paths start at `folder`."""
     merged = json.loads(json.dumps(raw, default=str))
-    for table, key in _path_keys(merged):
+    for table, key, _ in path_keys(merged):
         if isinstance(table, dict) and isinstance(table.get(key, ""), str) and (key in table or key == "folder"):
             table[key] = str(folder.absolute() / table.get(key, ""))
     for override in overrides:
@@ -83,15 +85,6 @@ def from_json(values: Mapping[str, Any]) -> Config:
     return Config.model_validate_json(json.dumps(values))
 
 
-def _path_keys(raw: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
-    """Every table of a config file that may hold a path, and the path's key in it."""
-    for section, key in (("model", "path"), ("model", "folder"), ("verify", "inputs"), ("tuning", "database")):
-        yield raw.get(section), key
-    kernels = raw.get("kernels")
-    for kernel in kernels.values() if isinstance(kernels, dict) else ():
-        yield kernel, "folder"
-
-
 def _merge(values: dict[str, Any], override: Mapping[str, Any]) -> None:
     for key, value in override.items():
         if isinstance(value, Mapping) and isinstance(values.get(key), dict):
@@ -103,5 +96,5 @@ def _merge(values: dict[str, Any], override: Mapping[str, Any]) -> None:
 def _missing_files(config: Config) -> Iterator[str]:
     given = (("model.path", config.model.path), ("model.folder", config.model.folder))
     for place, path in (*given, ("verify.inputs", config.verify.inputs)):
-        if path is not None and not path.exists():
+        if path is not None and not os.path.exists(path):  # False for what cannot be a path, too
             yield f"{place}: no such file: {path}"
