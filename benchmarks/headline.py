@@ -76,7 +76,9 @@ def stock_s(cfg: config.Config, feeds: dict[str, Any]) -> float:
 def time_model(artifact: Path, stock: bool) -> None:
     """Prints the figures of one artifact as JSON."""
     manifest = runtime.load(artifact).manifest
-    cfg = config.from_dict(manifest.config, [{"verify": {"seeds": [0]}}], source=str(artifact))
+    cfg = config.from_dict(
+        manifest.config, [{"verify": {"seeds": [0]}}], source=str(artifact), folder=artifact.resolve().parent
+    )
     feeds = reference.draw_accepted(cfg, manifest)
     ours, peer = child.time_beside_peer(cfg, artifact, feeds, manifest.target.threads, SECONDS)
     (kernels,) = child.kernel_times([(artifact, feeds)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
@@ -15,6 +16,7 @@ KINDS = {
     stat.S_IFSOCK: "a socket",
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
+    stat.S_IFLNK: "a symbolic link",
 }
 HINTS: dict[type[Exception], str] = {
     FileNotFoundError: "check the path",
@@ -23,27 +25,34 @@ HINTS: dict[type[Exception], str] = {
 
 
 def open_regular(
-    path: Path, error: type[TvmflowError], most_bytes: int | None = None, place: str | None = None
+    path: str | Path,
+    error: type[TvmflowError],
+    most_bytes: int | None = None,
+    place: str | None = None,
+    dir_fd: int | None = None,
 ) -> BinaryIO:
     """`path` opened for reading; raises `error` at once where it is no regular file, or is larger than `most_bytes`.
 
-    `place` stands in front of the message; unset, it is the path.
+    `place` stands in front of the message; unset, it is the path. With `dir_fd`, the path starts at that open folder,
+    and a symbolic link in its place is refused.
     """
     where = f"{path}: " if place is None else place
-    handle = -1
+    descriptor = -1
     try:
-        fault = _fault(path.stat(), most_bytes)  # opening a device may do something
+        status = os.stat(path, dir_fd=dir_fd, follow_symlinks=dir_fd is None)  # opening a device may do something
+        fault = _fault(status, most_bytes)
         if not fault:
             # The file may be another one by now. Without O_NONBLOCK, a pipe that nobody writes to would block.
-            handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            fault = _fault(os.fstat(handle), most_bytes)
+            flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | (os.O_NOFOLLOW if dir_fd is not None else 0)
+            descriptor = os.open(path, flags, dir_fd=dir_fd)
+            fault = _fault(os.fstat(descriptor), most_bytes)
     except (OSError, ValueError) as exc:
         raise error(where + reason(exc), HINTS.get(type(exc), "give a regular file")) from None
     if fault:
-        if handle >= 0:
-            os.close(handle)
+        if descriptor >= 0:
+            os.close(descriptor)
         raise error(where + fault[0], fault[1])
-    return os.fdopen(handle, "rb")
+    return os.fdopen(descriptor, "rb")
 
 
 def read_regular(path: Path, error: type[TvmflowError], most_bytes: int, place: str | None = None) -> bytes:
@@ -79,6 +88,10 @@ def reason(exc: OSError | ValueError) -> str:
         return "no path: it holds a null character"
     if isinstance(exc, FileNotFoundError):
         return "no such file"
+    if exc.errno == errno.ELOOP:
+        return "is a symbolic link that is not followed"
+    if exc.errno == errno.ENXIO:
+        return "is a socket or a device, not a file"
     if isinstance(exc, PermissionError):
         return "no permission to read it"
     return f"cannot be opened: {exc.strerror}"

@@ -2,13 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import math
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
+
+# Bytes of one element, by the dtypes that tensors of a library have.
+ITEM_BYTES = {
+    "bool": 1,
+    "int8": 1,
+    "int16": 2,
+    "int32": 4,
+    "int64": 8,
+    "uint8": 1,
+    "uint16": 2,
+    "uint32": 4,
+    "uint64": 8,
+    "float16": 2,
+    "bfloat16": 2,
+    "float32": 4,
+    "float64": 8,
+    "float8_e4m3fn": 1,
+    "float8_e4m3fnuz": 1,
+    "float8_e5m2": 1,
+    "float8_e5m2fnuz": 1,
+}
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+Size = Annotated[int, Field(ge=1, lt=1 << 63)]
+Seconds = Annotated[float, Field(ge=0)]
 
 
 class Noun(BaseModel):
-    """A frozen part of the manifest."""
+    """A frozen part of the manifest. What is read from a file is also held to exactly these types."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -18,7 +43,7 @@ class TensorSpec(Noun):
 
     name: str
     dtype: str
-    shape: tuple[int | str, ...]
+    shape: tuple[Count | str, ...]
     range: tuple[float, float] | None = None
     """For an input that is used as an index or condition: the lowest and highest value that makes sense."""
 
@@ -31,16 +56,20 @@ class Signature(Noun):
 
 
 class FileEntry(Noun):
-    sha256: str
-    size_bytes: int
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    size_bytes: Count
 
 
 class Constant(Noun):
     """One weight in constants.bin; they are handed to `main` behind the inputs, in this order."""
 
-    offset: int
+    offset: Count
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[Count, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
 
 class Kernel(Noun):
@@ -49,7 +78,7 @@ class Kernel(Noun):
     name: str
     origin: Literal["tuned", "default schedule", "unscheduled", "external", "user"]
     rule: str
-    calls: int
+    calls: Count
     """In how many places of the graph it is called; of an If, one run takes one branch."""
     key: str | None = None
     """Under which a tuning database holds or would hold its record; None without one, or where it cannot be tuned."""
@@ -64,7 +93,7 @@ class LayoutTransform(Noun):
 
     place: str
     shape: tuple[int | str, ...]
-    size_bytes: int
+    size_bytes: Count
     needless: str = ""
     """Why the graph could do without it; empty where it could not."""
     avoidable: str = ""
@@ -83,10 +112,11 @@ class Layout(Noun):
 class Stage(Noun):
     """One step of the compile: its seconds, and TVM's structural hash of the module it made.
 
-    The hash leaves the weights out; None where the step made no module."""
+    The hash leaves the weights out; None where the step made no module. The seconds are in the build log, not in the
+    manifest: None without it."""
 
     name: str
-    seconds: float
+    seconds: Seconds | None = None
     ir_hash: str | None = None
 
 
@@ -98,7 +128,7 @@ class TargetInfo(Noun):
     mcpu: str
     mtriple: str
     features: tuple[str, ...]
-    threads: int
+    threads: Annotated[int, Field(ge=1, le=1 << 20)]
     arch: str | None
 
 
@@ -117,9 +147,9 @@ class OutputVerdict(Noun):
     max_error: float | None
     mean_error: float | None
     max_relative_error: float | None
-    mismatched: int
-    total: int
-    nan_or_inf_differs: int
+    mismatched: Count
+    total: Count
+    nan_or_inf_differs: Count
     top1_agreement: float | None
     top5_agreement: float | None
 
@@ -194,6 +224,8 @@ class Described(Noun):
     name: str
     signature: Signature
     config: dict[str, Any]
+    """As `config.to_json` gives it. Paths start at the folder that holds the artifact; those that would only lead there
+    through the root of the file system are names alone."""
     source: FileEntry | None
     """The model's file; None for a PyTorch entry."""
     source_data: dict[str, FileEntry] = {}
@@ -203,8 +235,11 @@ class Described(Noun):
     files: dict[str, FileEntry]
     """By path from the artifact's folder: what the artifact needs, beside its manifest."""
     stages: tuple[Stage, ...]
-    peak_rss_bytes: int
+    peak_rss_bytes: Count | None = None
+    """While compiling; from the build log, None without it."""
     notes: tuple[str, ...]
+    timing: tuple[str, ...] = ()
+    """Notes on measured times; from the build log."""
     verdict: Verdict | None
 
 
@@ -218,7 +253,7 @@ class Manifest(Described):
     constants: tuple[Constant, ...]
     kernels: tuple[Kernel, ...]
     layout: Layout
-    planned_bytes: int | None
+    planned_bytes: Count | None
     """Bytes of intermediate buffers that one run plans; None where they depend on symbolic sizes."""
     cuda: dict[str, Any] | None
     evidence: Evidence | None = None
@@ -228,19 +263,20 @@ class Manifest(Described):
 class Bucket(Noun):
     """One size of every open dimension, and the artifact for it."""
 
-    dims: dict[str, int]
+    dims: dict[str, Size]
     folder: str
-    library_bytes: int
-    weight_bytes: int
+    library_bytes: Count
+    weight_bytes: Count
     """Of the weights that it reads, most of which other buckets read too."""
-    planned_bytes: int
+    planned_bytes: Count
     """Of intermediate buffers that one run plans."""
-    kernels: dict[str, int]
+    kernels: dict[str, Count]
     """How many, by origin."""
-    transposes: int
+    transposes: Count
     """Left in the graph."""
-    kernel_seconds: float | None = None
-    """What the kernels of one run took, all together, when it was compiled; None where it was not run."""
+    kernel_seconds: Seconds | None = None
+    """What the kernels of one run took, all together, when it was compiled; None where it was not run, or without
+    the build log."""
 
 
 class Padding(Noun):
@@ -256,7 +292,7 @@ class Padding(Noun):
     allowed: bool
     """Whether [shapes] allow_padding names the dimension: then it is padded whatever was seen."""
     reason: str
-    runs: int
+    runs: Count
     """How many runs this rests on."""
 
 
@@ -270,3 +306,16 @@ class Bundle(Described):
     """The value that padding holds, by input."""
     agreement: Verdict | None = None
     """The same rows in every bucket, held against those of the smallest."""
+
+
+class BuildLog(Noun):
+    """What only holds for one build on one machine: two builds of a config differ in nothing else."""
+
+    seconds: tuple[Seconds | None, ...]
+    """Of the manifest's stages, in their order."""
+    peak_rss_bytes: Count | None
+    timing: tuple[str, ...]
+    kernel_seconds: tuple[Seconds | None, ...] = ()
+    """By bucket."""
+    paths: dict[str, str] = {}
+    """By their place in the config: the paths of this machine, which the manifest only has relative to the artifact."""

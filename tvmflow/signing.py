@@ -27,8 +27,8 @@ def sign(path: Path, key: Path) -> Path:
     `key` is a private key, or a public one whose private key an agent holds. Raises ArtifactError, InputError,
     OutputError.
     """
-    with artifact.opened_any(path):  # which checks all hashes: what is damaged is not signed
-        text = artifact.manifest_text(path)
+    with artifact.opened_any(path) as (folder, _):  # which checks all hashes: what is damaged is not signed
+        text = _manifest_text(folder)
     if not key.is_file():
         raise InputError(f"{key}: no such key", "`ssh-keygen -t ed25519` makes one")
     done = _ssh_keygen("-Y", "sign", "-f", str(key), "-n", NAMESPACE, text=text)
@@ -54,20 +54,23 @@ def check(path: Path, signers: Path) -> str:
         raise InputError(f"{signers}: no such file of allowed signers", "one line per key: NAME ssh-ed25519 AAAA...")
     if not signature.is_file():
         raise ArtifactError(f"{path}: not signed: there is no {signature.name} beside it", "`tvmflow sign` signs it")
-    artifact.read(path)
-    text = artifact.manifest_text(path)
+    with artifact.opened_any(path) as (folder, _):  # which checks all hashes
+        text = _manifest_text(folder)
     found = _ssh_keygen("-Y", "find-principals", "-s", str(signature), "-f", str(signers))
     for principal in found.stdout.splitlines() if not found.returncode else ():
         done = _ssh_keygen(
             "-Y", "verify", "-f", str(signers), "-I", principal, "-n", NAMESPACE, "-s", str(signature), text=text
         )
         if not done.returncode:
-            with artifact.opened_any(path):  # which checks all hashes
-                return principal
+            return principal
     raise ArtifactError(
         f"{path}: {signature.name} is not a signature of this artifact by a key in {signers}",
         "do not run it; get it again from who made it",
     )
+
+
+def _manifest_text(folder: Path) -> str:
+    return (folder / artifact.MANIFEST).read_text(encoding="utf-8")
 
 
 def _ssh_keygen(*arguments: str, text: str = "") -> subprocess.CompletedProcess[str]:

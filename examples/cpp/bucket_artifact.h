@@ -84,12 +84,13 @@ inline void Fill(const Tensor& tensor, double value) {
 
 class BucketArtifact {
  public:
-  BucketArtifact(const std::string& folder, const json::Object& manifest)
+  BucketArtifact(const Folder& folder, const json::Object& manifest)
       : buckets_(Buckets(manifest)), chooser_(buckets_, Paddings(manifest)) {
-    const char* weights = Mapped(folder + "/constants.bin");
+    Bytes weights = folder.Map("constants.bin");
     for (const ffi::Any& bucket : List(manifest, "buckets")) {
-      std::string place = folder + "/" + Text(bucket.cast<json::Object>(), "folder");
-      libraries_.emplace_back(place, json::Parse(Read(place + "/manifest.json")).cast<json::Object>(), weights);
+      std::string place = Text(bucket.cast<json::Object>(), "folder");
+      auto own = json::Parse(folder.Read(place + "/manifest.json")).cast<json::Object>();
+      libraries_.emplace_back(folder, place + "/library.so", own, weights);
     }
     json::Object pad = Field(manifest, "pad"), signature = Field(manifest, "signature");
     for (const ffi::Any& item : List(signature, "inputs")) {

@@ -1,14 +1,10 @@
 // One library of an artifact with its weights, by TVM's run time and tvm-ffi; and what reads a manifest.
 #pragma once
 
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
 #include <tvm/ffi/container/tensor.h>
 #include <tvm/ffi/dtype.h>
 #include <tvm/ffi/extra/json.h>
 #include <tvm/ffi/extra/module.h>
-#include <unistd.h>
 
 #include <cstdlib>
 #include <fstream>
@@ -16,6 +12,8 @@
 #include <stdexcept>
 #include <string>
 #include <vector>
+
+#include "folder.h"
 
 namespace ffi = tvm::ffi;
 namespace json = tvm::ffi::json;
@@ -48,29 +46,16 @@ inline Tensor Empty(const std::vector<int64_t>& shape, DLDataType dtype) {
   return Tensor::FromNDAlloc(AlignedMemory(), ffi::Shape(shape), dtype, kCpu);
 }
 
-inline const char* Mapped(const std::string& path) {
-  int file = open(path.c_str(), O_RDONLY);
-  struct stat info {};
-  if (file < 0 || fstat(file, &info) != 0) throw std::runtime_error(path + ": cannot be opened");
-  if (info.st_size == 0) {
-    close(file);
-    return nullptr;
-  }
-  void* place = mmap(nullptr, info.st_size, PROT_READ, MAP_PRIVATE, file, 0);  // until the process ends
-  close(file);
-  if (place == MAP_FAILED) throw std::runtime_error(path + ": cannot be mapped");
-  return static_cast<const char*>(place);
-}
-
 // The weights, which stand at 64-byte boundaries in the mapped file, in the order in which `main` takes them.
-inline std::vector<Tensor> Constants(const char* place, const json::Array& entries) {
+inline std::vector<Tensor> Constants(const Bytes& weights, const json::Array& entries) {
   std::vector<Tensor> tensors;
   for (const ffi::Any& item : entries) {
     auto entry = item.cast<json::Object>();
     auto* shape = new std::vector<int64_t>;
     for (const ffi::Any& size : List(entry, "shape")) shape->push_back(size.cast<int64_t>());
     auto* managed = new DLManagedTensor{};
-    managed->dl_tensor.data = const_cast<char*>(place) + entry["offset"].cast<int64_t>();
+    int64_t offset = entry["offset"].cast<int64_t>();
+    managed->dl_tensor.data = const_cast<char*>(weights.data) + offset;
     managed->dl_tensor.device = kCpu;
     managed->dl_tensor.ndim = static_cast<int>(shape->size());
     managed->dl_tensor.dtype = ffi::StringToDLDataType(Text(entry, "dtype"));
@@ -81,6 +66,10 @@ inline std::vector<Tensor> Constants(const char* place, const json::Array& entri
       delete self;
     };
     tensors.push_back(Tensor::FromDLPack(managed));
+    size_t size = ffi::GetDataSize(tensors.back());
+    if (offset < 0 || size > weights.size || static_cast<size_t>(offset) > weights.size - size) {
+      throw std::runtime_error("manifest.json: constants do not lie within constants.bin");
+    }
   }
   return tensors;
 }
@@ -104,9 +93,9 @@ inline void Flatten(const ffi::Any& result, std::vector<Tensor>* tensors) {
 // A loaded library, which runs one call at a time.
 class Library {
  public:
-  // `weights` is where the file lies in memory that the manifest's constants point into.
-  Library(const std::string& folder, const json::Object& manifest, const char* weights)
-      : main_(Machine(ffi::Module::LoadFromFile(folder + "/library.so"))->GetFunction("main").value()),
+  // The library in `folder` at `place`; `weights` is the file that the manifest's constants point into.
+  Library(const Folder& folder, const std::string& place, const json::Object& manifest, const Bytes& weights)
+      : main_(Machine(LoadByContent(folder.Read(place), place))->GetFunction("main").value()),
         constants_(Constants(weights, List(manifest, "constants"))) {}
 
   std::vector<Tensor> Run(const std::vector<Tensor>& inputs) const {

@@ -78,8 +78,9 @@ void Print(const json::Object& spec, const Tensor& tensor) {
   std::printf("\n");
 }
 
-int Run(const std::string& folder, int runs, const std::map<std::string, std::string>& files) {
-  auto manifest = json::Parse(Read(folder + "/manifest.json")).cast<json::Object>();
+int Run(const std::string& path, int runs, const std::map<std::string, std::string>& files) {
+  const Folder folder(path);
+  auto manifest = json::Parse(folder.Read("manifest.json")).cast<json::Object>();
   if (manifest["format_version"].cast<int64_t>() != kFormatVersion) throw std::runtime_error("another format version");
   json::Object target = Field(manifest, "target"), signature = Field(manifest, "signature");
   if (Text(target, "kind") != "llvm") throw std::runtime_error("built for a GPU");
@@ -94,8 +95,8 @@ int Run(const std::string& folder, int runs, const std::map<std::string, std::st
   if (manifest.count("buckets")) {
     run = [artifact = BucketArtifact(folder, manifest)](const auto& inputs) { return artifact.Run(inputs); };
   } else {
-    const char* weights = Mapped(folder + "/constants.bin");
-    run = [library = Library(folder, manifest, weights)](const auto& inputs) { return library.Run(inputs); };
+    Library library(folder, "library.so", manifest, folder.Map("constants.bin"));
+    run = [library](const auto& inputs) { return library.Run(inputs); };
   }
   std::vector<Tensor> inputs, outputs;
   for (const ffi::Any& spec : List(signature, "inputs")) inputs.push_back(Input(spec.cast<json::Object>(), files));

@@ -17,8 +17,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 import tvmflow
-from tvmflow import config, flow
-from tvmflow.errors import InputError
+from tvmflow import artifact, config, flow
+from tvmflow.errors import ArtifactError, InputError
+from tvmflow.manifest import Bundle
 from tvmflow.runtime.bucket_session import BucketSession
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -272,3 +273,59 @@ def test_threads_of_mixed_sizes_share_a_session(built: Path) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(calls, range(8))) == [True] * 8
+
+
+def rewritten(folder: Path, change: dict[str, Any]) -> None:
+    artifact.write_manifest(folder, artifact.read(folder).model_copy(update=change))
+
+
+def test_buckets_that_do_not_fit_their_artifact(built: Path, tmp_path: Path) -> None:
+    """The digests are those of the changed manifests."""
+    original = built / "words.tvmflow"
+    bundle = artifact.read(original)
+    assert isinstance(bundle, Bundle)
+    first, second = bundle.buckets[0], bundle.buckets[1]
+    (words, mask), (mean, windows) = bundle.signature.inputs, bundle.signature.outputs
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"buckets": (second.model_copy(update={"dims": first.dims}), *bundle.buckets[2:])}, "files"),
+        ({"buckets": tuple(bundle.buckets[:1]) * 4}, "buckets: hold the same sizes twice"),
+        ({"buckets": (first.model_copy(update={"folder": "../x"}), *bundle.buckets[1:])}, "buckets.0.folder: is not"),
+        ({"buckets": (first.model_copy(update={"dims": {"batch": 1}}), *bundle.buckets[1:])}, "buckets.0.dims: are"),
+        (
+            {
+                "buckets": (
+                    first.model_copy(update={"dims": second.dims}),
+                    second.model_copy(update={"dims": first.dims}),
+                    *bundle.buckets[2:],
+                )
+            },
+            "signature.inputs: the library of batch-1_sequence-4 has others",
+        ),
+        ({"padding": {}}, "padding: does not name the dimensions"),
+        ({"pad": {"other": 0.0}}, "pad.other: is not the name of an input"),
+        ({"signature": bundle.signature.model_copy(update={"inputs": (mask, words)})}, "signature.inputs: the library"),
+        *(
+            (
+                {
+                    "signature": bundle.signature.model_copy(
+                        update={"outputs": (mean, windows.model_copy(update={"shape": ("batch", 4, size)}))}
+                    )
+                },
+                "signature.outputs: the library",
+            )
+            for size in ("sequence", "sequence // 0", "(" * 300, "x()", "other")
+        ),
+    ]
+    for number, (change, message) in enumerate(cases):
+        copy = Path(shutil.copytree(original, tmp_path / str(number)))
+        rewritten(copy, change)
+        with pytest.raises(ArtifactError) as raised:
+            tvmflow.load(copy)
+        assert f"manifest.json: {message}" in raised.value.message
+
+
+def test_manifests_changed_at_random(built: Path, tmp_path: Path) -> None:
+    command = [sys.executable, ROOT / "scripts" / "fuzz_manifests.py", "--rounds", "150", "--keep", tmp_path / "found"]
+    done = subprocess.run([*command, built / "words.tvmflow"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "150 manifests" in done.stdout

@@ -66,7 +66,7 @@ def build(cfg: Config, folder: Path, build_one: Build, on_event: OnEvent) -> Bun
         versions=first.versions,
         files={name: artifact.file_entry(folder / name) for name in files},
         stages=(Stage(name="build the buckets", seconds=time.monotonic() - started),),
-        peak_rss_bytes=max(manifest.peak_rss_bytes for manifest in manifests),
+        peak_rss_bytes=max(manifest.peak_rss_bytes or 0 for manifest in manifests),
         notes=tuple(_notes(joined)),
         verdict=None,
         buckets=buckets,

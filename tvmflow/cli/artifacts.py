@@ -85,7 +85,7 @@ def inspect(path: Path, as_json: bool, debug: bool) -> None:
     """Show what is inside an artifact, or what goes in and out of a model."""
     from tvmflow import artifact, flow, report
 
-    if path.is_dir() or path.suffix == ".zip":
+    if path.is_dir() or path.suffix in (".zip", ".tvmflow"):
         manifest = artifact.read(path)
         show_either(report.inspected(manifest), manifest.model_dump(mode="json"), as_json)
         return

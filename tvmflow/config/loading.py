@@ -16,6 +16,7 @@ from tvmflow import files
 from tvmflow.config.faults import fault, joined
 from tvmflow.config.sections import Config
 from tvmflow.errors import ConfigError
+from tvmflow.places import path_keys
 
 # Each override is a nested table, as TOML would read it; later ones win.
 Overrides = Sequence[Mapping[str, Any]]
@@ -43,7 +44,7 @@ def from_dict(
 ) -> Config:
     """Builds a Config from plain values. `source` names their origin in messages, relative paths start at `folder`."""
     merged = json.loads(json.dumps(raw, default=str))
-    for table, key in _path_keys(merged):
+    for table, key, _ in path_keys(merged):
         if isinstance(table, dict) and isinstance(table.get(key, ""), str) and (key in table or key == "folder"):
             table[key] = str(folder.absolute() / table.get(key, ""))
     for override in overrides:
@@ -91,15 +92,6 @@ def from_json(values: Mapping[str, Any]) -> Config:
     return Config.model_validate_json(json.dumps(values))
 
 
-def _path_keys(raw: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
-    """Every table of a config file that may hold a path, and the path's key in it."""
-    for section, key in (("model", "path"), ("model", "folder"), ("verify", "inputs"), ("tuning", "database")):
-        yield raw.get(section), key
-    kernels = raw.get("kernels")
-    for kernel in kernels.values() if isinstance(kernels, dict) else ():
-        yield kernel, "folder"
-
-
 def _merge(values: dict[str, Any], override: Mapping[str, Any]) -> None:
     for key, value in override.items():
         if isinstance(value, Mapping) and isinstance(values.get(key), dict):
@@ -112,5 +104,5 @@ def _missing_files(config: Config) -> Iterator[str]:
     for place, path in (("model.path", config.model.path), ("verify.inputs", config.verify.inputs)):
         if path is not None and (fault := files.fault_of(path)):
             yield f"{place}: {fault}: {path}"
-    if not config.model.folder.exists():
+    if config.model.folder is not None and not os.path.exists(config.model.folder):
         yield f"model.folder: no such file: {config.model.folder}"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TypeAlias
 
 import numpy as np
+from pydantic import ValidationError
 
 from tvmflow import artifact, bench, config, frontend, npz, process
 from tvmflow.audit import Audit
@@ -29,7 +31,7 @@ Feeds: TypeAlias = Mapping[str, np.ndarray]
 def verify_artifact(path: Path, model: Path | None, overrides: config.Overrides, on_event: OnEvent) -> Verdict:
     """Holds an artifact's outputs against its model's; `model` is where that lies now, if it was moved."""
     with artifact.opened_any(path) as (folder, manifest):
-        cfg = _config_of(manifest, model, overrides)
+        cfg = config_of(path, manifest, model, overrides)
         if isinstance(manifest, Manifest):
             return judgement.verify(cfg, folder, manifest, on_event)[0]
         return bucket_verification.verify(
@@ -40,7 +42,7 @@ def verify_artifact(path: Path, model: Path | None, overrides: config.Overrides,
 def attribute_artifact(path: Path, model: Path | None, overrides: config.Overrides, on_event: OnEvent) -> Attribution:
     """Splits the difference between an artifact's outputs and its model's by who made it."""
     with artifact.opened(path) as (folder, manifest):
-        cfg = _config_of(manifest, model, overrides)
+        cfg = config_of(path, manifest, model, overrides)
         return attribution.attribute(cfg, folder, manifest, on_event)
 
 
@@ -49,7 +51,7 @@ def bisect_artifact(
 ) -> Bisection:
     """Finds what makes an artifact's values wrong; `out` is a folder for a reproducer."""
     with artifact.opened(path) as (folder, manifest):
-        cfg = _config_of(manifest, model, overrides)
+        cfg = config_of(path, manifest, model, overrides)
         return bisection.bisect(Subject(cfg, folder, manifest), out, on_event)
 
 
@@ -91,12 +93,13 @@ def audit_artifact(path: Path, timed: bool, model: Path | None, given: Config | 
     share. `given` is the config that says what is allowed; without one, the artifact's own does.
     """
     with artifact.opened_any(path) as (folder, manifest):
-        libraries = artifact.libraries(folder, manifest)
+        libraries = artifact.libraries(folder, manifest, path)
         seconds: list[dict[str, float]] | None = None
         if timed:
             if manifest.target.kind == "cuda":
                 raise UsageError("--time measures kernels on a CPU, not on a GPU", "leave it out")
-            feeds = [reference.draw_accepted(_first_seed(one, model), one) for _, one in libraries]
+            base = artifact.base_of(path, manifest)
+            feeds = [reference.draw_accepted(_first_seed(one, model, base), one) for _, one in libraries]
             seconds = in_model.kernel_seconds(*zip((place for place, _ in libraries), feeds, strict=True))
         found, _ = process.call(
             "tvmflow.verification.child:audit_libraries",
@@ -119,11 +122,11 @@ def bench_artifact(
     """
     measured = {}
     with artifact.opened_any(path) as (folder, manifest):
-        libraries = artifact.libraries(folder, manifest)
+        libraries = artifact.libraries(folder, manifest, path)
         for place, one in libraries:
             name = place.name if isinstance(manifest, Bundle) else ""
             on_event(f"timing {name or one.name}")
-            cfg = _first_seed(one, model)
+            cfg = _first_seed(one, model, artifact.base_of(path, manifest))
             samples, _ = process.call(
                 "tvmflow.verification.child:time_beside_peer",
                 cfg,
@@ -143,7 +146,7 @@ def bench_artifact(
 
 def _drawn(manifest: Manifest | Bundle, seed: int, sizes: Mapping[str, int]) -> Feeds:
     """Inputs drawn with a seed, for the smallest bucket where `sizes` say nothing else."""
-    section = config.from_json(manifest.config).verify
+    section = _stated(manifest).verify
     dims = {size for spec in manifest.signature.inputs for size in spec.shape if isinstance(size, str)}
     for name in sizes:
         if name not in dims:
@@ -157,19 +160,37 @@ def _drawn(manifest: Manifest | Bundle, seed: int, sizes: Mapping[str, int]) -> 
     return next(compare.candidates(manifest.signature, section, seed)).inputs
 
 
-def _first_seed(manifest: Manifest, model: Path | None) -> Config:
-    return _config_of(manifest, model, [{"verify": {"seeds": [0]}}])
+def _stated(manifest: Described) -> Config:
+    """The config as the manifest states it; raises ArtifactError where it is none."""
+    try:
+        return config.from_json(manifest.config)
+    except ValidationError as exc:
+        place = ".".join(map(str, ("config", *exc.errors()[0]["loc"])))
+        raise ArtifactError(
+            f"{manifest.name}: manifest.json: {place}: {exc.errors()[0]['msg']}", "compile the model again"
+        ) from None
 
 
-def _config_of(manifest: Described, model: Path | None, overrides: config.Overrides) -> Config:
-    """The config an artifact was built with; its model must be the very file it was built from."""
-    extra = [{"model": {"path": str(model.resolve())}}] if model is not None else []
-    where = model or Path(str(manifest.config["model"]["path"] or "."))
-    if not where.exists():
+def _first_seed(manifest: Manifest, model: Path | None, base: Path) -> Config:
+    return _config_from(manifest, model, [{"verify": {"seeds": [0]}}], base)
+
+
+def config_of(path: Path, manifest: Described, model: Path | None, overrides: config.Overrides) -> Config:
+    """The config that the artifact at `path` was built with; its model must be the very file it was built from."""
+    return _config_from(manifest, model, overrides, artifact.base_of(path, manifest))
+
+
+def _config_from(manifest: Described, model: Path | None, overrides: config.Overrides, base: Path) -> Config:
+    """Like `config_of`, for paths that start at `base`."""
+    stated = _stated(manifest).model.path
+    where = model or (base / stated if stated else base)
+    if not os.path.exists(where):
         raise ModelError(
-            f"{where}: the model that {manifest.name} was compiled from is not there", "name its place with --model"
+            f"{os.path.normpath(where)}: the model that {manifest.name} was compiled from is not there",
+            "name its place with --model PATH",
         )
-    cfg = config.from_dict(manifest.config, [*extra, *overrides], source=f"config of {manifest.name}")
+    extra = [{"model": {"path": str(model.resolve())}}] if model is not None else []
+    cfg = config.from_dict(manifest.config, [*extra, *overrides], source=f"config of {manifest.name}", folder=base)
     if cfg.model.path:
         artifact.check_source(cfg.model.path, manifest)
     process.limit(cfg.limits.memory_gib, cfg.limits.minutes)

@@ -42,8 +42,9 @@ DEFAULTS = Options()
 def compile_model(cfg: Config, out: Path, options: Options = DEFAULTS) -> Manifest | Bundle:
     """Config -> artifact at `out`, verified unless the config says otherwise. Nothing is left behind on an error."""
     with artifact.staging(out, options.zipped) as folder:
+        base = out.resolve().parent
         if cfg.shapes.bucket_sizes():
-            return _compile_buckets(cfg, folder, options)
+            return artifact.finish(folder, _compile_buckets(cfg, folder, options), base)
         manifest = build(cfg, folder, options)
         feeds = None
         if cfg.verify.enabled:
@@ -52,9 +53,7 @@ def compile_model(cfg: Config, out: Path, options: Options = DEFAULTS) -> Manife
             options.on_event("timing the kernels")
             feeds = reference.draw_accepted(cfg, manifest) if feeds is None else feeds
             (manifest,), _ = _with_shares(cfg, [(folder, manifest, feeds)], options.source)
-        if cfg.verify.enabled or cfg.tuning.require_tuned is not None:
-            artifact.write_manifest(folder, manifest)
-    return manifest
+        return artifact.finish(folder, manifest, base)
 
 
 def passes(cfg: Config) -> dict[str, list[tuple[str, str]]]:
@@ -172,7 +171,8 @@ def _with_shares(
     noted = []
     for (_, manifest, _), seconds in zip(libraries, measured, strict=True):
         in_model.check_tuned(cfg, manifest, seconds, source)
-        noted.append(_with_note(manifest, in_model.shares(cfg, manifest, seconds, source)))
+        timing = (in_model.shares(cfg, manifest, seconds, source),)
+        noted.append(manifest.model_copy(update={"timing": timing}))
     return noted, [sum(seconds.values()) for seconds in measured]
 
 

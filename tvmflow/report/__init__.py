@@ -13,10 +13,15 @@ from tvmflow.artifact import CONSTANTS
 from tvmflow.diagnosis.findings import Attribution, Bisection
 from tvmflow.manifest import Bundle, Described, Manifest, Signature, TargetInfo, TensorSpec, Verdict
 from tvmflow.report import audit
+from tvmflow.report.printable import printable
 
 
 def compiled(manifest: Manifest | Bundle) -> RenderableType:
     """What `compile` ends with: what was built, how long each stage took, what is left to know."""
+    return _compiled(printable(manifest))
+
+
+def _compiled(manifest: Manifest | Bundle) -> RenderableType:
     if isinstance(manifest, Bundle):
         return Group(
             _bundle_overview(manifest),
@@ -27,21 +32,22 @@ def compiled(manifest: Manifest | Bundle) -> RenderableType:
             *_notes(manifest),
         )
     return Group(
-        _overview(manifest), _stages(manifest), verdict(manifest.verdict), *_findings(manifest), *_notes(manifest)
+        _overview(manifest), _stages(manifest), _verdict(manifest.verdict), *_findings(manifest), *_notes(manifest)
     )
 
 
 def inspected(manifest: Manifest | Bundle) -> RenderableType:
     """Everything a manifest holds."""
+    manifest = printable(manifest)
     if isinstance(manifest, Bundle):
-        return Group(signature(manifest.signature), compiled(manifest))
+        return Group(_signature(manifest.signature), _compiled(manifest))
     return Group(
         _overview(manifest),
-        signature(manifest.signature),
+        _signature(manifest.signature),
         _kernels(manifest),
         _transforms(manifest),
         _stages(manifest),
-        verdict(manifest.verdict),
+        _verdict(manifest.verdict),
         *_findings(manifest),
         *_notes(manifest),
     )
@@ -49,6 +55,10 @@ def inspected(manifest: Manifest | Bundle) -> RenderableType:
 
 def signature(noun: Signature) -> Table:
     """Inputs and outputs: name, dtype, shape."""
+    return _signature(printable(noun))
+
+
+def _signature(noun: Signature) -> Table:
     table = _table("", "name", "dtype", "shape", "range")
     for kind, specs in (("input", noun.inputs), ("output", noun.outputs)):
         for spec in specs:
@@ -59,6 +69,10 @@ def signature(noun: Signature) -> Table:
 
 def verdict(noun: Verdict | None) -> RenderableType:
     """One row per output of each run."""
+    return _verdict(printable(noun) if noun else None)
+
+
+def _verdict(noun: Verdict | None) -> RenderableType:
     if noun is None:
         return "[yellow]not verified[/]"
     table = _table("inputs", "output", "", "max error", "mean error", "max relative", "tolerance", "top-1", "top-5")
@@ -82,6 +96,7 @@ def verdict(noun: Verdict | None) -> RenderableType:
 
 def attribution(noun: Attribution) -> RenderableType:
     """The verdict, then one row per output and stage."""
+    noun = printable(noun)
     table = _table("output", "stage", "", "max error", "max relative", "mismatched", "change by this stage")
     table.title = "whose the difference is, the worst of all runs"
     for output in dict.fromkeys(row.output for row in noun.rows):
@@ -96,11 +111,12 @@ def attribution(noun: Attribution) -> RenderableType:
                 _figure(row.change),
             )
     stages = (f"{name}: {why}" for name, why in noun.stages.items())
-    return Group(verdict(noun.verdict), table, *stages)
+    return Group(_verdict(noun.verdict), table, *stages)
 
 
 def bisection(noun: Bisection) -> RenderableType:
     """The builds that were made, and what is at fault."""
+    noun = printable(noun)
     checks = _table("steps", "the last of them", "values")
     checks.title = f"{len(noun.steps)} steps, against {noun.reference}"
     for check in sorted(noun.checks, key=lambda check: check.count):
@@ -157,8 +173,8 @@ def _bundle_overview(bundle: Bundle) -> Table:
             "artifact": f"{bundle.name}: {len(bundle.buckets)} buckets, libraries {_bytes(libraries)}",
             "weights": f"{_bytes(weights)} for all buckets together, which read {_bytes(read)} of them",
             "target": _target(bundle.target),
-            "numerics": config.stated(bundle.config["numerics"]),
-            "peak memory": f"{_bytes(bundle.peak_rss_bytes)} while compiling",
+            "numerics": config.stated(bundle.config.get("numerics", {})),
+            **_peak(bundle),
         }
     )
 
@@ -222,6 +238,11 @@ def _target(target: TargetInfo) -> str:
     return f"{target.kind} ({where}), {target.threads} threads"
 
 
+def _peak(manifest: Described) -> dict[str, str]:
+    size_bytes = manifest.peak_rss_bytes
+    return {} if size_bytes is None else {"peak memory": f"{_bytes(size_bytes)} while compiling"}
+
+
 def _pairs(rows: Mapping[str, str]) -> Table:
     table = Table(show_header=False, box=None, padding=(0, 1))
     for name, value in rows.items():
@@ -237,7 +258,7 @@ def _overview(manifest: Manifest) -> Table:
             "library": f"{manifest.name}: "
             + ", ".join(f"{n} {_bytes(f.size_bytes)}" for n, f in manifest.files.items()),
             "target": _target(manifest.target),
-            "numerics": config.stated(manifest.config["numerics"]),
+            "numerics": config.stated(manifest.config.get("numerics", {})),
             "kernels": f"{len(manifest.kernels)}: "
             + ", ".join(f"{count} {origin}" for origin, count in origins.items()),
             "layout": f"{manifest.layout.choice} ({manifest.layout.reason}); {len(transforms)} transposes left, "
@@ -245,7 +266,7 @@ def _overview(manifest: Manifest) -> Table:
             "buffers": "sizes follow the inputs"
             if manifest.planned_bytes is None
             else f"{_bytes(manifest.planned_bytes)} planned",
-            "peak memory": f"{_bytes(manifest.peak_rss_bytes)} while compiling",
+            **_peak(manifest),
             "audit": audit.line(manifest, manifest.audit) if manifest.audit else "none",
         }
     )
@@ -254,7 +275,7 @@ def _overview(manifest: Manifest) -> Table:
 def _stages(manifest: Described) -> Table:
     table = _table("stage", "seconds")
     for stage in manifest.stages:
-        if not stage.name.startswith("graph: "):
+        if stage.seconds is not None and not stage.name.startswith("graph: "):
             table.add_row(stage.name, f"{stage.seconds:.1f}")
     return table
 
@@ -279,7 +300,7 @@ def _findings(manifest: Manifest) -> list[RenderableType]:
 
 
 def _notes(manifest: Described) -> list[str]:
-    return [f"[yellow]note[/] {note}" for note in manifest.notes]
+    return [f"[yellow]note[/] {note}" for note in (*manifest.notes, *manifest.timing)]
 
 
 def _table(*columns: str) -> Table:

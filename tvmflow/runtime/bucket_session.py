@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tvmflow.errors import ArtifactError
 from tvmflow.manifest import Bundle, Signature, TensorSpec
 from tvmflow.runtime import bucket_selection, vm
 from tvmflow.runtime import inputs as inputs_
@@ -18,7 +19,8 @@ class BucketSession:
     """The loaded libraries of all buckets, which share their weights. Any number of threads may run it at once."""
 
     def __init__(self, manifest: Bundle, sessions: Sequence[Session]) -> None:
-        """`sessions` are those of the manifest's buckets, in their order."""
+        """`sessions` are those of the buckets, in their order; raises ArtifactError where they do not fit."""
+        _check_sizes(manifest, sessions)
         self.manifest = manifest
         self.sessions = tuple(sessions)
         self.threads = sessions[0].threads
@@ -92,6 +94,26 @@ class BucketSession:
         if isinstance(value, np.ndarray):
             return value
         return vm.to_numpy(value, str(value.dtype), value.device.dlpack_device_type())
+
+
+def _check_sizes(manifest: Bundle, sessions: Sequence[Session]) -> None:
+    """Raises ArtifactError where a bucket's library has other inputs and outputs than follow from its sizes."""
+    for bucket, session in zip(manifest.buckets, sessions, strict=True):
+        for kind in ("inputs", "outputs"):
+            stated, own = getattr(manifest.signature, kind), getattr(session.signature, kind)
+            if [_of_size(spec, bucket.dims) for spec in stated] != [(one.name, one.dtype, one.shape) for one in own]:
+                raise ArtifactError(
+                    f"{manifest.name}: manifest.json: signature.{kind}: the library of {bucket.folder} has others",
+                    "compile the model again",
+                )
+
+
+def _of_size(spec: TensorSpec, dims: Mapping[str, int]) -> tuple[str, str, tuple[int, ...]] | None:
+    """A name, dtype and shape at some sizes; None where the shape cannot be computed."""
+    try:
+        return spec.name, spec.dtype, tuple(bucket_selection.size_of(size)(dims) for size in spec.shape)
+    except (ValueError, KeyError, ZeroDivisionError, RecursionError, MemoryError):
+        return None
 
 
 def padded_to(spec: TensorSpec, array: np.ndarray, sizes: Mapping[str, int], value: float) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import statistics
 import time
@@ -13,10 +14,11 @@ import numpy as np
 import tvm_ffi
 
 from tvmflow.artifact import ALIGNMENT, LIBRARY
-from tvmflow.errors import InputError
-from tvmflow.manifest import Manifest, Signature
+from tvmflow.errors import ArtifactError, InputError, last_line
+from tvmflow.files import read_regular
+from tvmflow.manifest import Manifest, Signature, TensorSpec
+from tvmflow.runtime import content, fork, vm
 from tvmflow.runtime import inputs as inputs_
-from tvmflow.runtime import vm
 
 COPIED = 1024  # elements; smaller inputs and outputs are copied: that costs less than to hand them over
 Into = Callable[[Any], Any]
@@ -32,7 +34,8 @@ class Session:
     def __init__(self, folder: Path, manifest: Manifest, threads: int, weights: vm.Weights) -> None:
         """Loads the library in `folder`, which the manifest says can run here; `threads` are CPU threads.
 
-        Raises SetupError where a part of the run time is not installed, ArtifactError where no GPU can be used.
+        Raises SetupError where a part of the run time is not installed, ArtifactError where no GPU can be used, or
+        where the library is not what the manifest says of it.
         """
         self.threads = threads
         self.manifest = manifest
@@ -40,14 +43,15 @@ class Session:
         self._device = vm.CUDA if on_gpu else vm.CPU
         vm.load_parts(on_gpu)
         vm.configure_threads(threads)
-        self._library = tvm_ffi.load_module(str(folder / LIBRARY))
+        self._library = _library(folder, manifest)
         self._constants = [weights.tensor(entry) for entry in manifest.constants]
         self._constant_places = frozenset(tensor.data_ptr() for tensor in self._constants)
-        self._idle = [vm.Machine(self._library, on_gpu)]
+        self._idle = [self._first_machine(on_gpu)]
         self._inputs = tuple(spec.name for spec in self.signature.inputs)
         self._outputs = tuple(spec.name for spec in self.signature.outputs)
         self._output_dtypes = tuple(spec.dtype for spec in self.signature.outputs)
         self._exact = _exact(self.signature)
+        self._checked = False  # whether outputs were seen that are what the manifest says
 
     @property
     def signature(self) -> Signature:
@@ -66,6 +70,7 @@ class Session:
 
     def run_list(self, inputs: Mapping[str, Any], into: Into | None = None) -> list[Any]:
         """Like `run`, with the outputs as a list in the signature's order."""
+        fork.check()
         if self._device == vm.CUDA or vm.use_threads(self.threads):
             return self._run(inputs, into)
         return vm.lasting_threads().submit(self._run_there, inputs, into).result()
@@ -101,6 +106,15 @@ class Session:
         machine.module["set_instrument"](around)
         vm.use_threads(self.threads, always=True)
         return self._run_on(machine, self._fitting(inputs), None)
+
+    def _first_machine(self, on_gpu: bool) -> vm.Machine:
+        try:
+            return vm.Machine(self._library, on_gpu)
+        except (AttributeError, RuntimeError) as exc:
+            raise ArtifactError(
+                f"{self.manifest.name}: {LIBRARY} is not what a compile makes: {last_line(exc)[:200]}",
+                "compile the model again",
+            ) from None
 
     def _run_there(self, inputs: Mapping[str, Any], into: Into | None) -> list[Any]:
         vm.use_threads(self.threads, always=True)
@@ -156,9 +170,15 @@ class Session:
     def _call(self, machine: vm.Machine, args: list[Any]) -> Any:
         try:
             return machine.main(*args, *self._constants)
-        except RuntimeError as exc:
-            if "match_cast" not in str(exc):
-                raise
+        except Exception as exc:  # the run time raises many kinds
+            parameter = re.search(r"loc=param\[(\d+)\]", str(exc))
+            weight = parameter is not None and int(parameter[1]) >= len(args)
+            if weight or "match_cast" not in str(exc):
+                raise ArtifactError(
+                    f"{self.manifest.name}: its library failed: {last_line(exc)[:300]}",
+                    "`tvmflow verify` shows whether it is sound",
+                    str(exc),
+                ) from exc
             # Indices and divisors are guarded by a cast to a shape that only holds while they are in range.
             guard = re.search(r"R\.Shape\(\[(\w+), \1\]\)", str(exc))
             what = f"{guard[1]} does not hold: " if guard else ""
@@ -172,6 +192,9 @@ class Session:
 
         A large one is the run time's memory itself, unless that is an input, a weight, or another output too.
         """
+        if not self._checked:
+            _check_outputs(self.manifest, outputs)
+            self._checked = True
         taken: set[int] | None = None  # where the inputs lie, and the large outputs so far
         results = []
         for tensor, dtype in zip(outputs, self._output_dtypes, strict=True):
@@ -188,6 +211,36 @@ class Session:
             else:
                 results.append(into(tensor if own else vm.clone(tensor)))
         return results
+
+
+def _check_outputs(manifest: Manifest, outputs: list[Any]) -> None:
+    """Raises ArtifactError where a library gives other outputs than its manifest says."""
+    specs = manifest.signature.outputs
+    if len(specs) != len(outputs) or not all(map(_fits, specs, outputs)):
+        found = ", ".join(f"{tensor.dtype}{list(tensor.shape)}" for tensor in outputs)
+        raise ArtifactError(
+            f"{manifest.name}: manifest.json: signature.outputs: the library gives others: {found}",
+            "compile the model again",
+        )
+
+
+def _fits(spec: TensorSpec, tensor: Any) -> bool:
+    return (
+        str(tensor.dtype) == spec.dtype
+        and len(tensor.shape) == len(spec.shape)
+        and all(
+            size == stated for size, stated in zip(tensor.shape, spec.shape, strict=True) if isinstance(stated, int)
+        )
+    )
+
+
+def _library(folder: Path, manifest: Manifest) -> Any:
+    """The library that the manifest describes; raises ArtifactError where the file is another."""
+    entry, shown = manifest.files[LIBRARY], Path(manifest.name) / LIBRARY
+    data = read_regular(folder / LIBRARY, ArtifactError, entry.size_bytes, f"{shown}: ")
+    if hashlib.sha256(data).hexdigest() != entry.sha256:
+        raise ArtifactError(f"{shown}: changed or damaged since it was built", "compile the model again")
+    return content.load(data, entry.sha256, shown)
 
 
 def _exact(signature: Signature) -> tuple[tuple[np.dtype, tuple[int | str, ...]], ...] | None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import hashlib
 import importlib.util
 import itertools
 import math
+import mmap
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +21,9 @@ import tvm_ffi
 from tvmflow import host
 from tvmflow.artifact import ALIGNMENT
 from tvmflow.errors import ArtifactError, SetupError
-from tvmflow.manifest import Constant
+from tvmflow.files import open_regular
+from tvmflow.manifest import Constant, FileEntry
+from tvmflow.runtime import fork
 
 CPU, CUDA = 1, 2  # DLPack's numbers of devices
 POOLED = 2  # the allocator that keeps freed memory for the next call
@@ -64,6 +68,8 @@ def load_parts(on_gpu: bool) -> None:
 
     Raises SetupError where it is not installed, ArtifactError where no GPU can be used.
     """
+    fork.check()
+    fork.watch()
     _load("tvm_runtime")
     _load("tvm_runtime_extra")
     if not on_gpu:
@@ -106,10 +112,19 @@ def lasting_threads() -> ThreadPoolExecutor:
 
 
 class Weights:
-    """The weights in a file: on the CPU the mapped file itself, on a GPU a copy of each. Equal ones are one tensor."""
+    """The weights in a file: on the CPU the mapped file itself, on a GPU a copy of each. Equal ones are one tensor.
 
-    def __init__(self, file: Path, on_gpu: bool) -> None:
-        self._bytes = np.memmap(file, np.uint8, mode="c") if file.stat().st_size else np.zeros(0, np.uint8)
+    The file's pages are shared with other processes. What replaces it changes nothing, what writes into it would.
+    """
+
+    def __init__(self, file: Path, entry: FileEntry, on_gpu: bool, shown: Path) -> None:
+        """Maps the file; raises ArtifactError where the mapped bytes are not those that `entry` tells of."""
+        with open_regular(file, ArtifactError, place=f"{shown}: ") as stream:
+            size_bytes = os.fstat(stream.fileno()).st_size
+            mapped = mmap.mmap(stream.fileno(), size_bytes, access=mmap.ACCESS_COPY) if size_bytes else b""
+        if (size_bytes, hashlib.sha256(mapped).hexdigest()) != (entry.size_bytes, entry.sha256):
+            raise ArtifactError(f"{shown}: changed or damaged since it was built", "compile the model again")
+        self._bytes = np.frombuffer(mapped, np.uint8)
         self._on_gpu = on_gpu
         self._tensors: dict[Constant, Any] = {}
 
