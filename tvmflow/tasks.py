@@ -22,20 +22,16 @@ from pydantic import JsonValue
 from tvm.ir import assert_structural_equal
 from tvm.s_tir import Schedule
 from tvm.s_tir.analysis import estimate_tir_flops
-from tvm.s_tir.schedule import ScheduleError, Trace
 from tvm.tirx import FloatImm, IntImm, PrimFunc
 
 from tvmflow.config import NumericsSection
 from tvmflow.database.comparison import Convolution
 from tvmflow.database.keys import KeyParts
-from tvmflow.kernels import repacking, tf32
 from tvmflow.kernels.winograd import Shape
 from tvmflow.target import Target
 
 PREPARATION = 1  # raised whenever the graph stage or `canonical` changes what reaches tuning
 NAME_ATTRS = ("global_symbol", "op_pattern", "tvmflow.rule", "tvmflow.user_kernel", "tvmflow.operators")
-# What TVM raises for a trace that does not fit a kernel.
-REPLAY_ERRORS = (ScheduleError, RuntimeError, ValueError, TypeError, IndexError, KeyError)
 STRING = re.compile(r'(T\.sblock\()"([^"]*)"')
 
 
@@ -116,18 +112,6 @@ def canonical(function: PrimFunc) -> tuple[tvm.IRModule, str]:
     text = renamed.script(show_meta=False)
     mod = tvm.IRModule({"main": renamed.with_attr("global_symbol", "main")})
     return mod, hashlib.sha256(text.encode()).hexdigest()
-
-
-def replay(mod: tvm.IRModule, trace: JsonValue) -> Schedule | None:
-    """The schedule that a record's trace makes of its workload; None where it no longer applies."""
-    schedule = Schedule(mod, debug_mask="none")
-    if tf32.is_used(trace):
-        tf32.register()
-    try:
-        Trace.apply_json_to_schedule(trace, schedule)
-    except REPLAY_ERRORS:
-        return None
-    return schedule if repacking.is_whole(schedule.mod["main"]) else None
 
 
 def kept_its_tiles(schedule: Schedule, trace: JsonValue) -> bool:

@@ -10,9 +10,11 @@ import tvm
 from tvmflow import tasks
 from tvmflow.config import NumericsSection
 from tvmflow.database import Match, Reading
+from tvmflow.database.grammar import Where
 from tvmflow.kernels import shared_layouts, tf32
 from tvmflow.kernels.default import GFLOPS_ATTR, KEY_ATTR, RULE_ATTR
 from tvmflow.kernels.user import OPERATORS_ATTR, USER_ATTR
+from tvmflow.replay import ReplayError, replay
 from tvmflow.target import Target
 
 
@@ -46,9 +48,10 @@ def apply(prepared: tvm.IRModule, reading: Reading, target: Target, numerics: Nu
         if uses_tf32 and not numerics.tf32:
             notes.append(f"{var.name_hint}: record {found.record.key[:12]} uses TF32 against its key and was skipped")
             continue
-        schedule = tasks.replay(mod, found.record.trace)
-        if schedule is None:
-            notes.append(f"{var.name_hint}: record {found.record.key[:12]} no longer applies and was skipped")
+        try:
+            schedule = replay(mod, found.record.trace, Where.of(parts))
+        except ReplayError as exc:
+            notes.append(f"{var.name_hint}: record {found.record.key[:12]} was skipped: {exc}")
             continue
         if borrowed and shared_layouts.of(schedule.mod["main"]) != shared_layouts.of_default(function):
             continue

@@ -202,12 +202,15 @@ class Store:
                 self._merge(folder, QUARANTINE, group)
 
     def verify(self, replay: Replay | None = None) -> tuple[Fault, ...]:
-        """Every fault: of the files and, with `replay`, of each record that it says something about."""
+        """Every fault: of the files, and of each record that `replay` says something about.
+
+        Without it, of the records whose workload is outside the grammar.
+        """
         self._check_there()
         pages = self._pages(RECORDS)
         reading = _reading(pages, self._pages(COMPARISONS))
         faults = reading.faults + self.accused().faults
-        wrong = replay(reading.records) if replay is not None else {}
+        wrong = (replay or examined)(reading.records)
         return faults + tuple(
             Fault(*_place(pages, record), record.key, wrong[record.key],
                   f"tune it again, or remove it: `tvmflow db prune --key {record.key[:12]}`")
@@ -240,6 +243,17 @@ class Store:
         if merged != old:
             _write(path, form, merged.values(), page, page.faulty)
         return old, merged
+
+
+def examined(records: Iterable[Record]) -> dict[str, str]:
+    """What is wrong with the workloads of records, by key, where not all is well."""
+    found = {}
+    for record in records:
+        try:
+            RECORDS.examine(record)
+        except LineError as exc:
+            found[record.key] = exc.what
+    return found
 
 
 def folder_name(parts: KeyParts) -> str:
