@@ -57,7 +57,8 @@ def record_of(
         name=f"matmul {workload}x64x64",
         workload_json=WORKLOAD,
         trace=[[["GetSBlock", [], ["matmul", "main"], ["b0"]], ["GetLoops", ["b0"], [], ["l1"]],
-                ["SamplePerfectTile", ["l1"], [2, 64], ["v2", "v3"]]], [[2, [1, 64]]]],
+                ["SamplePerfectTile", ["l1"], [2, 64], ["v2", "v3"]],
+                ["SampleCategorical", [], [[0, 16], [0.25, 0.75]], ["v4"]]], [[2, [1, 64]], [3, 1]]],
         timings_s=(median_s * 1.1, median_s, median_s * 0.9),
         flop=2.0 * 64**3,
         provenance=Provenance(
