@@ -26,6 +26,7 @@ from tvm.tirx import FloatImm, IntImm, PrimFunc
 
 from tvmflow.config import NumericsSection
 from tvmflow.database.comparison import Convolution
+from tvmflow.database.grammar import GrammarError, check_workload
 from tvmflow.database.keys import KeyParts
 from tvmflow.kernels.winograd import Shape
 from tvmflow.target import Target
@@ -59,6 +60,8 @@ def extract(
     for var, function in prepared.functions.items():
         if is_tunable(function):
             mod, workload = canonical(function)
+            if not can_be_recorded(mod):
+                continue
             weight, flop = calls.get(var.name_hint, 1), float(estimate_tir_flops(mod))
             parts = key_parts(workload, target, numerics)
             found.append(Task(var.name_hint, parts, mod, weight, flop, target.threads))
@@ -97,6 +100,15 @@ def is_tunable(function: tvm.ir.BaseFunc) -> bool:
         return False
     sizes = [size for param in function.params for size in getattr(param.ty, "shape", ())]
     return all(isinstance(size, IntImm) for size in sizes) and "packed(" not in function.script()
+
+
+def can_be_recorded(mod: tvm.IRModule) -> bool:
+    """Whether a record may hold a kernel: one that calls a C function by its name, as a user's may, is never tuned."""
+    try:
+        check_workload(tvm.ir.save_json(mod))
+    except GrammarError:
+        return False
+    return True
 
 
 def canonical(function: PrimFunc) -> tuple[tvm.IRModule, str]:

@@ -34,10 +34,12 @@ from tvmflow.audit import sass
 from tvmflow.build import cubin, cuda, numerics, tuned
 from tvmflow.config import NumericsSection, TargetSection
 from tvmflow.database import Provenance, Reading, Record, pack
+from tvmflow.database.grammar import Where
 from tvmflow.errors import CompileError, ConfigError, TargetError
 from tvmflow.graph import passes
 from tvmflow.kernels import tf32, tf32_product
 from tvmflow.kernels.default import RULE_ATTR
+from tvmflow.replay import replay
 from tvmflow.tuning import search, space
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -201,8 +203,7 @@ def test_traces_replay_without_the_search() -> None:
     mod, _ = tasks.canonical(prim_func(matmul(64, 96, 64))["main"])
     for schedule in [tf32_product.schedule_of(mod)[0], *candidates(mod, 1)]:
         assert tf32.is_used(search.trace_json(schedule))
-        replayed = tasks.replay(mod, search.trace_json(schedule))
-        assert replayed is not None
+        replayed = replay(mod, search.trace_json(schedule), Where("cuda", "x86_64", True))
         tvm.ir.assert_structural_equal(replayed.mod["main"], schedule.mod["main"])
 
 

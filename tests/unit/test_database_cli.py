@@ -88,13 +88,13 @@ def test_diff(folder: Path) -> None:
 def test_merge_joins_and_reports_faults_after_the_work(folder: Path) -> None:
     spoil(folder / "b")
     with pytest.raises(DatabaseError, match="that cost records: 1"):
-        tvmflow_db("merge", "tuning_db", "b")
+        tvmflow_db("merge", "--no-replay", "tuning_db", "b")
     assert [r.key for r in Store(folder / "tuning_db").read().records] == keys(*A, B[4])
     assert Store(folder / "tuning_db").read().by_key[A[1].key] == B[1]
-    (row,) = as_json("merge", "new/place", "tuning_db")
+    (row,) = as_json("merge", "--no-replay", "new/place", "tuning_db")
     assert row == {"source": "tuning_db", "records": 6, "new": 6, "improved": 0, "faults": 0}
     with pytest.raises(DatabaseError, match="typo: no tuning database"):
-        tvmflow_db("merge", "another", "tuning_db", "typo")
+        tvmflow_db("merge", "--no-replay", "another", "tuning_db", "typo")
     assert not (folder / "another").exists()
 
 

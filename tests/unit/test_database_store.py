@@ -98,7 +98,7 @@ def test_the_better_record_stays_whatever_the_order(store: Store, tmp_path: Path
         (lambda line: "<<<<<<< HEAD", "a conflict marker of git"),
         (lambda line: "[" * 100_000, "no JSON: recursion limit exceeded"),
         (changed(trace=json.loads("[" * 300 + "]" * 300)), "no JSON: recursion limit exceeded"),
-        (lambda line: line.replace("0.25", "1e999"), "no record: trace, instruction 3 (SampleCategorical): attribute 1: `[inf, 0.75]`"),
+        (lambda line: line.replace("0.25", "1e999"), "instruction 3 (SampleCategorical): attribute 1: `[inf, 0.75]`"),
         (changed(key="0" * 64), "the key does not fit its parts, which make"),
         (changed(key=None), "the key does not fit its parts"),
         (inside("parts", preparation=2), "the key does not fit its parts"),

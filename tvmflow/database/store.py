@@ -206,15 +206,17 @@ class Store:
 
         Without it, of the records whose workload is outside the grammar.
         """
-        self._check_there()
-        pages = self._pages(RECORDS)
-        reading = _reading(pages, self._pages(COMPARISONS))
+        reading = self.read()
         faults = reading.faults + self.accused().faults
-        wrong = (replay or examined)(reading.records)
-        return faults + tuple(
+        return faults + self.located((replay or examined)(reading.records))
+
+    def located(self, wrong: Mapping[str, str]) -> tuple[Fault, ...]:
+        """The faults of records, given what is wrong with them by key."""
+        pages = self._pages(RECORDS)
+        return tuple(
             Fault(*_place(pages, record), record.key, wrong[record.key],
                   f"tune it again, or remove it: `tvmflow db prune --key {record.key[:12]}`")
-            for record in reading.records if record.key in wrong
+            for record in _reading(pages, {}).records if record.key in wrong
         )  # fmt: skip
 
     def _check_there(self) -> None:

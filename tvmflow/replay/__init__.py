@@ -41,8 +41,8 @@ def replay(mod: tvm.IRModule, trace: JsonValue, where: Where) -> Schedule:
 def apply(mod: tvm.IRModule, trace: JsonValue, where: Where) -> Schedule:
     """What a trace that is of the grammar makes of a module; nobody has looked at it yet. Raises ReplayError."""
     _register_intrinsics(trace, where)
-    schedule = Schedule(mod, debug_mask="none")
     try:
+        schedule = Schedule(mod, debug_mask="none")
         Trace.apply_json_to_schedule(trace, schedule)
     except REPLAY_ERRORS as exc:
         raise ReplayError(f"its trace does not apply to its workload: {last_line(exc)[:200]}") from None
