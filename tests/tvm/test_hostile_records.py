@@ -42,7 +42,8 @@ CPU = Where("llvm", "x86_64", False)
 def assembly(command: str) -> str:
     """LLVM IR whose module-level assembly runs a command when a library that holds it is opened."""
     lines = [".text", "payload: subq $8, %rsp", "leaq command(%rip), %rdi", "call system@PLT", "addq $8, %rsp", "ret",
-             ".section .rodata", f'command: .asciz \\22{command}\\22', '.section .init_array,\\22aw\\22', ".quad payload"]
+             ".section .rodata", f'command: .asciz \\22{command}\\22', '.section .init_array,\\22aw\\22',
+             ".quad payload"]  # fmt: skip
     return "".join(f'module asm "{line}"\n' for line in [*lines, ".text"])
 
 
@@ -229,6 +230,14 @@ def test_a_call_that_was_not_there() -> None:
     call = te.compute((8,), lambda i: tvm.tirx.call_pure_extern("float32", "system", a[i]), name="b")
     with pytest.raises(contents.ContentError, match=r"calls tirx\.call_pure_extern system, which the kernel did not"):
         contents.check(plain, te.create_prim_func([a, call]), CPU)
+
+
+def test_a_workload_that_explodes_when_it_is_inlined() -> None:
+    first = one = te.placeholder((8,), name="a")
+    for step in range(40):
+        one = te.compute((8,), lambda i, last=one: last[i] * last[i], name=f"b{step}")
+    mod = tvm.IRModule({"main": te.create_prim_func([first, one]).with_attr("global_symbol", "main")})
+    assert not tasks.can_be_recorded(mod)
 
 
 def test_an_inverse_that_is_none(prepared: tuple[tvm.IRModule, tasks.Task]) -> None:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from tvmflow.database.grammar import inlining
 from tvmflow.database.grammar.graph import INT64, Field, Grammar, GrammarError, Graph, Limits, parse, whole
 
 LIMITS = Limits(nodes=200_000, depth=500, unfolded=1_000_000)  # real kernels: 8,000, 35 and 12,000 at most
@@ -144,6 +145,7 @@ def check(text: str) -> None:
             raise GrammarError(f"node {index}: a buffer that is not in plain memory")
         if label == "tirx.IterVar" and graph.value(graph.value(index)["thread_tag"]) != "":
             raise GrammarError(f"node {index}: an axis that is bound to a thread")
+    inlining.check(graph, EXPRESSIONS)
 
 
 def _label(graph: Graph, data: dict[str, Any]) -> str:
