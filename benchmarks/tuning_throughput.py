@@ -25,6 +25,8 @@ from tvm.s_tir import meta_schedule as ms
 from tvmflow import tasks
 from tvmflow.config import NumericsSection, TargetSection
 from tvmflow.database import Store
+from tvmflow.database.grammar import Where
+from tvmflow.replay import replay
 from tvmflow.target import resolve, to_tvm
 from tvmflow.tuning import space
 from tvmflow.tuning.measure import Measured, Measurer
@@ -65,8 +67,7 @@ def our_session(mod: tvm.IRModule, target: tvm.target.Target, trials: int, seed:
     with tempfile.TemporaryDirectory() as folder, Measurer(str(target), THREADS, THREADS) as measurer:
         session = Session(target, Limits(trials, 3600, seed), measurer, Store(Path(folder)), lambda progress: None)
         (outcome,) = session.tune([task], {})
-    best = tasks.replay(mod, outcome.records[0].trace)
-    assert best is not None
+    best = replay(mod, outcome.records[0].trace, Where.of(parts))
     return Tuned(outcome.records[0].provenance.trials, time.perf_counter() - started, best)
 
 

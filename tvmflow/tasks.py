@@ -22,21 +22,17 @@ from pydantic import JsonValue
 from tvm.ir import assert_structural_equal
 from tvm.s_tir import Schedule
 from tvm.s_tir.analysis import estimate_tir_flops
-from tvm.s_tir.schedule import ScheduleError, Trace
 from tvm.tirx import FloatImm, IntImm, PrimFunc
 
 from tvmflow.config import NumericsSection
 from tvmflow.database.comparison import Convolution
+from tvmflow.database.grammar import GrammarError, check_workload
 from tvmflow.database.keys import KeyParts
-from tvmflow.kernels.schedules import repacking
-from tvmflow.kernels.tf32 import intrinsics
 from tvmflow.kernels.winograd.minimal_filtering import Shape
 from tvmflow.target import Target
 
 PREPARATION = 1  # raised whenever the graph stage or `canonical` changes what reaches tuning
 NAME_ATTRS = ("global_symbol", "op_pattern", "tvmflow.rule", "tvmflow.user_kernel", "tvmflow.operators")
-# What TVM raises for a trace that does not fit a kernel.
-REPLAY_ERRORS = (ScheduleError, RuntimeError, ValueError, TypeError, IndexError, KeyError)
 STRING = re.compile(r'(T\.sblock\()"([^"]*)"')
 
 
@@ -64,6 +60,8 @@ def extract(
     for var, function in prepared.functions.items():
         if is_tunable(function):
             mod, workload = canonical(function)
+            if not can_be_recorded(mod):
+                continue
             weight, flop = calls.get(var.name_hint, 1), float(estimate_tir_flops(mod))
             parts = key_parts(workload, target, numerics)
             found.append(Task(var.name_hint, parts, mod, weight, flop, target.threads))
@@ -114,6 +112,15 @@ def is_tunable(function: tvm.ir.BaseFunc) -> bool:
     return all(isinstance(size, IntImm) for size in sizes) and "packed(" not in function.script()
 
 
+def can_be_recorded(mod: tvm.IRModule) -> bool:
+    """Whether a record may hold a kernel: one that calls a C function by its name, as a user's may, is never tuned."""
+    try:
+        check_workload(tvm.ir.save_json(mod))
+    except GrammarError:
+        return False
+    return True
+
+
 def canonical(function: PrimFunc) -> tuple[tvm.IRModule, str]:
     """The function as `main` of a module, its variables, buffers and blocks renamed in order, and its text's sha256.
 
@@ -127,18 +134,6 @@ def canonical(function: PrimFunc) -> tuple[tvm.IRModule, str]:
     text = renamed.script(show_meta=False)
     mod = tvm.IRModule({"main": renamed.with_attr("global_symbol", "main")})
     return mod, hashlib.sha256(text.encode()).hexdigest()
-
-
-def replay(mod: tvm.IRModule, trace: JsonValue) -> Schedule | None:
-    """The schedule that a record's trace makes of its workload; None where it no longer applies."""
-    schedule = Schedule(mod, debug_mask="none")
-    if intrinsics.is_used(trace):
-        intrinsics.register()
-    try:
-        Trace.apply_json_to_schedule(trace, schedule)
-    except REPLAY_ERRORS:
-        return None
-    return schedule if repacking.is_whole(schedule.mod["main"]) else None
 
 
 def kept_its_tiles(schedule: Schedule, trace: JsonValue) -> bool:

@@ -6,6 +6,8 @@ References: what TVM's own JSONDatabase, MetaScheduleApplyDatabase and Schedule 
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,10 +23,13 @@ from tvmflow import tasks
 from tvmflow.cli.db import db
 from tvmflow.config import NumericsSection
 from tvmflow.database import KeyParts, Provenance, Record, Store, pack, unpack
+from tvmflow.database.grammar import Where
 from tvmflow.database.metaschedule import TUNING_RECORDS, WORKLOADS, Stated, check_plain
+from tvmflow.database.record import to_line
 from tvmflow.errors import DatabaseError, TvmflowError, UsageError
 from tvmflow.exchange import child as database_children
 from tvmflow.exchange import conversion
+from tvmflow.replay import replay
 from tvmflow.tuning import space
 
 CPU = {"kind": "llvm", "mcpu": "x86-64-v3", "mtriple": "x86_64-linux-gnu", "num-cores": 2}
@@ -39,6 +44,7 @@ PROVENANCE = Provenance(
     protocol="imported",
     tvmflow="0.1.0",
 )
+WHERE = Where("llvm", "x86_64", False)
 STATED = Stated({"fast_math": False, "tf32": False}, None, None, None, PROVENANCE)
 
 
@@ -116,46 +122,49 @@ def hostile(tmp_path: Path) -> Mapping[str, tuple[Record, str]]:
     text = unpack(good.workload_json)
     evil = EVIL.format(tmp_path / "ran")
     block = ["GetSBlock", [], ["b1", "main"], ["b0"]]
-    traces = {
-        "Nonsense is not registered": [["Nonsense", [], [], []]],
-        "is not defined: __import__('os').system(": [block, ["Annotate", ["b0", evil], ["x"], []]],
-        "Expecting value": [block, ["TransformLayout", ["b0"], [0, 0, f"lambda i: {evil}", None, False], []]],
-        "Annotate its trace": [block, ["Annotate", ["b0"], [evil, [evil]], []]],
-        "its trace does not apply to its workload: Error message": [
-            block,
-            ["GetLoops", ["b0"], [], ["l1", "l2", "l3"]],
-            ["Split", ["l1", 0, None], [1, 0], ["l4", "l5"]],
-        ],
-    }
-    bodies = {
-        "its workload does not load": "{}",
-        "its workload is no module": json.dumps({"root_index": 0, "nodes": [{"type": "None"}]}),
-        "replaying it crashed (signal 11": renamed_nodes(text, "prim.Add", a="itself"),
-        "its workload hashes to": tvm.ir.save_json(tasks.canonical(kernel(24)["main"])[0]),
-        "its workload is not one function": text.replace('"main"', json.dumps(evil)),
-    }
-    wrong = [
-        *({"trace": [trace, []]} for trace in traces.values()),
-        {"trace": None},
-        {"trace": "x"},
-        {"trace": {}},
-        *({"workload_json": pack(body)} for body in bodies.values()),
+    cases = [
+        ({"trace": [[["Nonsense", [], [], []]], []]}, "instruction 0 (Nonsense): no instruction that a"),
+        ({"trace": [[block, ["Annotate", ["b0", evil], ["x"], []]], []]}, "`x` is no note that a record may make"),
+        ({"trace": [[block, ["TransformLayout", ["b0", f"lambda: {evil}"], [0, 0, None, 0], []]], []]}, "no JSON"),
+        ({"trace": [[block, ["Annotate", ["b0"], [evil, [evil]], []]], []]}, "(Annotate): 1 inputs, not 2"),
+        (
+            {
+                "trace": [
+                    [
+                        block,
+                        ["GetLoops", ["b0"], [], ["l1", "l2", "l3"]],
+                        ["Split", ["l1", 0, None], [1, 0], ["l4", "l5"]],
+                    ],
+                    [],
+                ]
+            },
+            "input 1: `0` has no place here",
+        ),
+        ({"trace": [[["GetSBlock", [], ["nowhere", "main"], ["b0"]]], []]}, "its trace does not apply to its workload"),
+        ({"trace": None}, "trace: not a list of instructions"),
+        ({"trace": "x"}, "trace: not a list of instructions"),
+        ({"workload_json": pack("{}")}, "its workload: no list of nodes"),
+        ({"workload_json": pack(json.dumps({"root_index": 0, "nodes": [{"type": "None"}]}))}, "its root is no ir"),
+        ({"workload_json": pack(renamed_nodes(text, "prim.Add", a="itself"))}, "prim.Add.a: names no earlier node"),
+        ({"workload_json": pack(tvm.ir.save_json(tasks.canonical(kernel(24)["main"])[0]))}, "its workload hashes to"),
+        ({"workload_json": pack(text.replace('"main"', json.dumps(evil)))}, "has no place here"),
     ]
-    said = [*traces, *["its trace does not apply"] * 3, *bodies]
     found = {}
-    for number, (change, what) in enumerate(zip(wrong, said, strict=True)):
+    for number, (change, what) in enumerate(cases):
         parts = good.parts.model_copy(update={"preparation": 100 + number})
         one = good.model_copy(update={"parts": parts, **change})
-        found[one.key] = (one, what.removeprefix("Annotate "))
+        found[one.key] = (one, what)
     return found
 
 
 def test_verify_pins_each_fault_to_its_record_and_runs_nothing(tmp_path: Path) -> None:
     store = Store(tmp_path / "db")
     bad = hostile(tmp_path)
-    store.add([record(8), record(16), *(one for one, _ in bad.values())])
-    faults = store.verify(conversion.replay)
-    lines = next(store.path.glob("*/records.jsonl")).read_text().splitlines()
+    store.add([record(8), record(16)])
+    (path,) = store.path.glob("*/records.jsonl")
+    lines = sorted([*path.read_text().splitlines(), *(to_line(one) for one, _ in bad.values())])
+    path.write_text("".join(f"{line}\n" for line in lines))
+    faults = [fault for fault in store.verify(conversion.replay) if fault.skipped]
     assert {json.loads(lines[fault.line - 1])["key"] for fault in faults} == bad.keys()
     for fault in faults:
         assert bad[str(fault.key)][1] in fault.what
@@ -163,29 +172,32 @@ def test_verify_pins_each_fault_to_its_record_and_runs_nothing(tmp_path: Path) -
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_trace_can_name_no_function_of_python() -> None:
-    searched(kernel(8))  # registers the intrinsics of CPUs
-    trace = [[["GetSBlock", [], ["b1", "main"], ["b0"]], ["Tensorize", ["b0"], ["os.system", False], []]], []]
-    with pytest.raises(ValueError, match=r"TensorIntrin 'os.system' is not registered"):
-        database_children.check(record(16, trace=trace))
+class Killer:
+    """Ends the process that looks at it."""
+
+    @property
+    def workload_json(self) -> str:
+        os.kill(os.getpid(), signal.SIGSEGV)
+        return ""
 
 
-def test_too_many_deaths_end_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_ends_the_process_costs_itself_until_it_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
+    items = [(number, (one,)) for number, one in enumerate([record(16), Killer(), record(24), Killer(), record(8)])]
+    done, refused = conversion._each("check", items, "replaying it")
+    assert list(done) == [0, 2, 4]
+    assert {why.partition(":")[0] for why in refused.values()} == {"replaying it crashed (signal 11, SIGSEGV)"}
     monkeypatch.setattr(conversion, "MAX_DEATHS", 1)
-    good = record(16)
-    killer = pack(renamed_nodes(unpack(good.workload_json), "prim.Add", a="itself"))
-    found = conversion.replay([good, record(8, workload_json=killer), record(24)])
-    assert [what.partition(":")[0] for what in found.values()] == [
-        "replaying it crashed (signal 11, SIGSEGV)",
-        "not looked at",
-    ]
+    done, refused = conversion._each("check", items, "replaying it")
+    assert list(done) == [0]
+    assert [refused[index].partition(":")[0] for index in (2, 3, 4)] == ["not looked at"] * 3
 
 
 def test_verify_as_people_see_it(tmp_path: Path) -> None:
     store = Store(tmp_path / "db")
     (tmp_path / "m.onnx").touch()
     (tmp_path / "c.toml").write_text('[model]\npath = "m.onnx"\n[tuning]\ndatabase = "db"\n')
-    store.add([record(8, trace=[["Nonsense"], []])])
+    store.add([record(8, trace=[[["GetSBlock", [], ["nowhere", "main"], ["b0"]]], []])])
     done = CliRunner().invoke(db, ["verify", "--no-replay", "--config", str(tmp_path / "c.toml")])
     assert (done.exit_code, done.output) == (0, f"{store.path}: 1 records, no faults\n")
     done = CliRunner().invoke(db, ["verify", "--config", str(tmp_path / "c.toml")])
@@ -208,7 +220,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
         update = {"target": fewer, "preparation": preparation}
         return record(rows, parts=record(rows).parts.model_copy(update=update), **changes)
 
-    bad = changed(24, trace=[["Nonsense"], []])
+    bad = changed(24, trace=[[["GetSBlock", [], ["nowhere", "main"], ["b0"]]], []])
     store = Store(folder / "db")
     store.add([changed(8), changed(16), changed(8, tasks.PREPARATION + 1, timings_s=(4e-3,)), bad])
     count, faults = conversion.export_files(store, folder / "out", lambda one: True)
@@ -221,7 +233,7 @@ def test_tvm_finds_what_was_exported(exported: Path) -> None:
     database = ms.database.JSONDatabase(work_dir=str(exported / "out"), allow_missing=False)
     target = tvm.target.Target(CPU)
     for size in (8, 16):
-        wanted = tasks.replay(tasks.canonical(kernel(size)["main"])[0], record(size).trace)
+        wanted = replay(tasks.canonical(kernel(size)["main"])[0], record(size).trace, WHERE)
         found = database.query_schedule(kernel(size, "one two three four"), target, "main")
         assert found is not None
         tvm.ir.assert_structural_equal(structure(found.mod), structure(wanted.mod), map_free_vars=True)
@@ -345,9 +357,9 @@ def test_records_of_metaschedule_are_taken(tmp_path: Path) -> None:
             "no JSON",
             "its workload, line 3",
             "no run times: [-1.0]",
-            "Nonsense is not registered",
+            "(Nonsense): no instruction that a record",
             "its workload is damaged",
-            "the workload's script",
+            "has no place here",
         ],
         strict=True,
     ):
@@ -365,7 +377,7 @@ def test_records_of_metaschedule_are_taken(tmp_path: Path) -> None:
         assert (given.versions, given.cpu, given.threads) == ({"apache-tvm": "0.19.0"}, "some CPU", 2)
         assert (given.date, given.seed, given.protocol) == ("2025-01-31T00:00:00Z", None, "imported")
         assert given.trials == (3 if rows == 8 else 2)
-        replayed = tasks.replay(mod, found.trace)
+        replayed = replay(mod, found.trace, WHERE)
         wanted = tiled(kernel(rows), "product").mod
         tvm.ir.assert_structural_equal(structure(replayed.mod), structure(wanted), map_free_vars=True)
 
@@ -375,10 +387,10 @@ def test_a_trace_of_real_rules_is_re_expressed() -> None:
     ours, _ = tasks.canonical(theirs["main"])
     schedule = searched(theirs)
     trace = plain(schedule.trace)
-    again = database_children.reexpressed(trace, theirs, "main", ours)
+    again = database_children.reexpressed(trace, (theirs, "main"), ours, WHERE)
     assert any(step[0] == "EnterPostproc" for step in again[0])
     assert {step[2][0] for step in again[0] if step[0] == "GetSBlock"} == {"root", "b1", "b2"}
-    got = tasks.replay(ours, again)
+    got = replay(ours, again, WHERE)
     tvm.ir.assert_structural_equal(structure(got.mod), structure(schedule.mod), map_free_vars=True)
 
 

@@ -15,7 +15,9 @@ from tvm.s_tir import meta_schedule as ms
 
 import tvmflow
 from tvmflow import tasks
+from tvmflow.database.grammar import Where
 from tvmflow.kernels.schedules import default_schedule, repacking
+from tvmflow.replay import ReplayError, replay
 
 TARGET = tvm.target.Target({"kind": "llvm", "num-cores": 2, "mcpu": "x86-64-v3"})
 
@@ -39,7 +41,8 @@ def test_a_layout_that_loses_weights_is_seen() -> None:
     schedule = suggested(function)
     assert not repacking.is_whole(schedule.mod["main"])
     mod = tvm.IRModule({"main": function.with_attr("global_symbol", "main")})
-    assert tasks.replay(mod, schedule.trace.as_json()) is None
+    with pytest.raises(ReplayError):
+        replay(mod, tasks.trace_json(schedule), Where("llvm", "x86_64", False))
 
 
 def test_a_layout_that_keeps_them_is_taken() -> None:

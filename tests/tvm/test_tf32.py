@@ -34,11 +34,13 @@ from tvmflow.audit import sass
 from tvmflow.codegen import cubin, cuda, numerics, tuned
 from tvmflow.config import NumericsSection, TargetSection
 from tvmflow.database import Provenance, Reading, Record, pack
+from tvmflow.database.grammar import Where
 from tvmflow.errors import CompileError, ConfigError, TargetError
 from tvmflow.kernels.schedules.default_schedule import RULE_ATTR
 from tvmflow.kernels.tf32 import intrinsics, schedule_tf32
 from tvmflow.pipeline import plan, prepare
 from tvmflow.pipeline.context import Context
+from tvmflow.replay import replay
 from tvmflow.tuning import search, space
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -202,8 +204,7 @@ def test_traces_replay_without_the_search() -> None:
     mod, _ = tasks.canonical(prim_func(matmul(64, 96, 64))["main"])
     for schedule in [schedule_tf32.schedule_of(mod)[0], *candidates(mod, 1)]:
         assert intrinsics.is_used(search.trace_json(schedule))
-        replayed = tasks.replay(mod, search.trace_json(schedule))
-        assert replayed is not None
+        replayed = replay(mod, search.trace_json(schedule), Where("cuda", "x86_64", True))
         tvm.ir.assert_structural_equal(replayed.mod["main"], schedule.mod["main"])
 
 

@@ -27,12 +27,15 @@ from tvmflow import target as targets
 from tvmflow import tasks
 from tvmflow.config import NumericsSection, TargetSection
 from tvmflow.database import Store
+from tvmflow.database.grammar import Where
 from tvmflow.errors import SetupError
+from tvmflow.replay import ReplayError, replay
 from tvmflow.tuning import search, space
 from tvmflow.tuning.measure import Measurer
 from tvmflow.tuning.transfer import Experience
 from tvmflow.tuning.worker import Job
 
+CPU = Where("llvm", "x86_64", False)
 TARGET = '{"kind": "llvm", "num-cores": 2}'
 
 
@@ -59,11 +62,12 @@ def test_a_trace_does_not_apply_to_another_kernel() -> None:
     i, *_ = schedule.get_loops(schedule.get_sblock(name))
     schedule.split(i, [2, 4])
     trace = json.loads(json.dumps(schedule.trace.as_json(), default=int))
-    replayed = tasks.replay(mod, trace)
-    assert replayed is not None
+    replayed = replay(mod, trace, CPU)
     tvm.ir.assert_structural_equal(replayed.mod, schedule.mod)
-    assert tasks.replay(tvm.IRModule({"main": te.create_prim_func([te.placeholder((3,), name="A")])}), trace) is None
-    assert tasks.replay(mod, [["nonsense"], []]) is None
+    with pytest.raises(ReplayError, match="its trace does not apply to its workload"):
+        replay(tvm.IRModule({"main": te.create_prim_func([te.placeholder((3,), name="A")])}), trace, CPU)
+    with pytest.raises(ReplayError, match="trace, instruction 0"):
+        replay(mod, [["nonsense"], []], CPU)
 
 
 # --- workers ----------------------------------------------------------------------------------------------------------

@@ -16,7 +16,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from tvmflow import process
 from tvmflow.codegen import cuda
+from tvmflow.database.grammar import Where
 from tvmflow.errors import TargetError
+from tvmflow.replay import replay
 
 pytestmark = cuda_compiler.needed
 
@@ -87,8 +89,7 @@ def built_candidates(folder: str) -> list[str]:
         builder.measure(jobs, None)  # everything is built before anything is run
     found = []
     for number, schedule in enumerate(schedules):
-        replayed = tasks.replay(mod, tasks.trace_json(schedule))
-        assert replayed is not None
+        replayed = replay(mod, tasks.trace_json(schedule), Where("cuda", "x86_64", section.tf32))
         tvm.ir.assert_structural_equal(replayed.mod["main"], schedule.mod["main"])
         found += [image.arch for image in cubin.assert_machine_code(Path(folder) / f"{number}.so", "sm_90")]
     return found

@@ -106,8 +106,8 @@ def test_the_newer_one_stays_whatever_the_order(tmp_path: Path) -> None:
     Store(tmp_path / "a").add_comparisons([new, comparison_of(32)])
     Store(tmp_path / "b").add_comparisons([old, comparison_of(96)])
     Store(tmp_path / "b").add([record_of()])
-    tvmflow_db("merge", tmp_path / "ab", tmp_path / "a", tmp_path / "b")
-    tvmflow_db("merge", tmp_path / "ba", tmp_path / "b", tmp_path / "a")
+    tvmflow_db("merge", "--no-replay", tmp_path / "ab", tmp_path / "a", tmp_path / "b")
+    tvmflow_db("merge", "--no-replay", tmp_path / "ba", tmp_path / "b", tmp_path / "a")
     (ab, ba) = (Store(tmp_path / name).read() for name in ("ab", "ba"))
     assert ab == ba
     assert ab.records == (record_of(),)

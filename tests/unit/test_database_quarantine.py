@@ -180,7 +180,7 @@ def test_commands_keep_it(store: Store, tmp_path: Path) -> None:
     other = Store(tmp_path / "other")
     other.accuse(PARTS, TWO, "crashed")
     other.accuse(PARTS, TWO, "crashed")
-    run = CliRunner().invoke(db, ["merge", str(other.path), str(store.path)])
+    run = CliRunner().invoke(db, ["merge", "--no-replay", str(other.path), str(store.path)])
     assert run.exit_code == 0, run.output
     assert other.quarantined(PARTS) == {ONE, TWO}
     (row,) = json.loads(CliRunner().invoke(db, ["stats", "--database", str(other.path), "--json"]).stdout)

@@ -107,7 +107,7 @@ def test_the_better_record_stays_whatever_the_order(store: Store, tmp_path: Path
         (lambda line: "<<<<<<< HEAD", "a conflict marker of git"),
         (lambda line: "[" * 100_000, "no JSON: recursion limit exceeded"),
         (changed(trace=json.loads("[" * 300 + "]" * 300)), "no JSON: recursion limit exceeded"),
-        (lambda line: line.replace("0.25", "1e999"), "Out of range float values"),
+        (lambda line: line.replace("0.25", "1e999"), "instruction 3 (SampleCategorical): attribute 1: `[inf, 0.75]`"),
         (changed(key="0" * 64), "the key does not fit its parts, which make"),
         (changed(key=None), "the key does not fit its parts"),
         (inside("parts", preparation=2), "the key does not fit its parts"),
@@ -247,7 +247,7 @@ def test_a_record_that_could_not_be_read_back_is_not_written(store: Store, trace
 
 
 def test_unicode_names_survive(store: Store) -> None:
-    record = record_of(5).model_copy(update={"name": "畳み込み é 🙂", "trace": {"ключ": ["\u2028", "\x00"]}})
+    record = record_of(5).model_copy(update={"name": "畳み込み é 🙂"})
     store.add([record])
     assert store.read().by_key[record.key] == record
     assert file_of(store).read_bytes().isascii()

@@ -102,35 +102,36 @@ def comparisons(database: Path, as_json: bool, debug: bool) -> None:
 @db.command()
 @click.argument("into", type=FOLDER)
 @click.argument("sources", nargs=-1, required=True, type=FOLDER)
+@click.option("--replay/--no-replay", default=True, help="Whether the traces of new records are replayed first.")
 @options.as_json
 @options.debug
-def merge(into: Path, sources: tuple[Path, ...], as_json: bool, debug: bool) -> None:
+def merge(into: Path, sources: tuple[Path, ...], replay: bool, as_json: bool, debug: bool) -> None:
     """Join databases: put the records of SOURCES into INTO, which is made if need be.
 
     Of each key the record with the lower median time stays, whatever the order, of each convolution the newer
     comparison of its methods, and of each candidate in quarantine the higher count. SOURCES stay as they are. Faulty
-    lines are skipped and named, and the exit code is 15 then; every good record was merged all the same.
+    lines, and records that cannot be replayed, are skipped and named, and the exit code is 15 then; every good record
+    was merged all the same.
     """
     import pandas as pd
 
     from tvmflow.database import Store
+    from tvmflow.exchange import conversion
 
     report: list[dict[str, Any]] = []
     faults: list[Fault] = []
-    readings = [(source, Store(source).read(), Store(source).accused()) for source in sources]
-    for source, reading, accused in readings:
-        added = Store(into).add(reading.records)
-        Store(into).add_comparisons(reading.comparisons)
-        Store(into).add_accused(accused.by_folder)
-        found = reading.faults + accused.faults
-        faults += found
+    for source in sources:
+        Store(source).read()  # all are there before one is merged
+    for source in sources:
+        done = conversion.merge(Store(into), Store(source), replay)
+        faults += done.faults
         report.append(
             {
                 "source": str(source),
-                "records": len(reading.records),
-                "new": len(added.new),
-                "improved": len(added.improved),
-                "faults": len(found),
+                "records": done.records,
+                "new": len(done.added.new),
+                "improved": len(done.added.improved),
+                "faults": len(done.faults),
             }
         )
     show_frame(pd.DataFrame(report), as_json)

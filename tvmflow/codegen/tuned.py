@@ -10,10 +10,12 @@ import tvm
 from tvmflow import tasks
 from tvmflow.config import NumericsSection
 from tvmflow.database import Match, Reading
+from tvmflow.database.grammar import Where
 from tvmflow.kernels.schedules import share_layouts
 from tvmflow.kernels.schedules.default_schedule import GFLOPS_ATTR, KEY_ATTR, RULE_ATTR
 from tvmflow.kernels.tf32 import intrinsics
 from tvmflow.kernels.user import OPERATORS_ATTR, USER_ATTR
+from tvmflow.replay import ReplayError, replay
 from tvmflow.target import Target
 
 
@@ -48,9 +50,10 @@ def apply(
         if uses_tf32 and not numerics.tf32:
             notes.append(f"{var.name_hint}: record {found.record.key[:12]} uses TF32 against its key and was skipped")
             continue
-        schedule = tasks.replay(mod, found.record.trace)
-        if schedule is None:
-            notes.append(f"{var.name_hint}: record {found.record.key[:12]} no longer applies and was skipped")
+        try:
+            schedule = replay(mod, found.record.trace, Where.of(parts))
+        except ReplayError as exc:
+            notes.append(f"{var.name_hint}: record {found.record.key[:12]} was skipped: {exc}")
             continue
         if borrowed and share_layouts.of(schedule.mod["main"]) != share_layouts.of_default(function):
             continue

@@ -70,6 +70,8 @@ class Form(Generic[Entry]):
     max_bytes: int
     kept: Callable[[Iterable[Entry]], Iterable[Entry]] = lambda entries: entries
     """Those of all entries for which a file has room."""
+    examine: Callable[[Entry], None] = lambda entry: None
+    """What reading leaves out because it takes long: raises LineError for an entry that must not be taken in."""
 
 
 @dataclass(frozen=True)

@@ -37,13 +37,27 @@ def merge(base: bytes, ours: bytes, theirs: bytes, form: Form[Entry]) -> Merged:
         for text, name in ((base, "base"), (ours, "ours"), (theirs, "theirs"))
     ]
     was, mine, other = ({form.key(entry): entry for entry in page.entries} for page in sides)
+    refused = _refused(was, mine, form), _refused(was, other, form)
+    for side, lines in zip((mine, other), refused, strict=True):
+        for key in lines:
+            del side[key]
     keys = sorted(mine.keys() | other.keys())
     merged = [_merged(was.get(key), mine.get(key), other.get(key), form) for key in keys]
     kept = sorted(form.kept(entry for entry in merged if entry is not None), key=form.key)
     text = b"".join(f"{form.to_line(entry)}\n".encode() for entry in kept)
-    faults = tuple(fault for page in sides[1:] for fault in page.faults if fault.skipped)
+    unread = [fault for page in sides[1:] for fault in page.faults if fault.skipped]
+    outside = [
+        files.Fault(Path(name), page.places[key], key, exc.what, exc.fix)
+        for name, page, found in zip(("ours", "theirs"), sides[1:], refused, strict=True)
+        for key, (_, exc) in found.items()
+    ]
+    faults = (*unread, *outside)
     if faults:
-        text += _conflict(_faulty(ours, sides[1].faulty), _faulty(theirs, sides[2].faulty))
+        blocks = (
+            _faulty(side, page.faulty) + b"".join(f"{line}\n".encode() for line, _ in found.values())
+            for side, page, found in zip((ours, theirs), sides[1:], refused, strict=True)
+        )
+        text += _conflict(*blocks)
     return Merged(text, faults)
 
 
@@ -96,6 +110,18 @@ def _merged(base: Entry | None, ours: Entry | None, theirs: Entry | None, form: 
     if ours == base:
         return theirs
     return form.better(ours, theirs) if ours and theirs else ours or theirs
+
+
+def _refused(was: dict[str, Entry], now: dict[str, Entry], form: Form[Entry]) -> dict[str, tuple[str, files.LineError]]:
+    """The lines of the entries that a side brings in and that must not be, by key, and what is wrong with them."""
+    found = {}
+    for key, entry in now.items():
+        if was.get(key) != entry:
+            try:
+                form.examine(entry)
+            except files.LineError as exc:
+                found[key] = form.to_line(entry), exc
+    return found
 
 
 def _faulty(text: bytes, faulty: tuple[files.Span, ...]) -> bytes:

@@ -203,20 +203,25 @@ class Store:
                 self._merge(folder, QUARANTINE, group)
 
     def verify(self, replay: Replay | None = None) -> tuple[Fault, ...]:
-        """Every fault: of the files and, with `replay`, of each record that it says something about."""
-        self._check_there()
-        pages = self._pages(RECORDS)
-        reading = _reading(pages, self._pages(COMPARISONS))
+        """Every fault: of the files, and of each record that `replay` says something about.
+
+        Without it, of the records whose workload is outside the grammar.
+        """
+        reading = self.read()
         faults = reading.faults + self.accused().faults
-        wrong = replay(reading.records) if replay is not None else {}
-        return faults + tuple(
+        return faults + self.located((replay or examined)(reading.records))
+
+    def located(self, wrong: Mapping[str, str]) -> tuple[Fault, ...]:
+        """The faults of records, given what is wrong with them by key."""
+        pages = self._pages(RECORDS)
+        return tuple(
             Fault(
                 *_place(pages, record),
                 record.key,
                 wrong[record.key],
                 f"tune it again, or remove it: `tvmflow db prune --key {record.key[:12]}`",
             )
-            for record in reading.records
+            for record in _reading(pages, {}).records
             if record.key in wrong
         )
 
@@ -246,6 +251,17 @@ class Store:
         if merged != old:
             _write(path, form, merged.values(), page, page.faulty)
         return old, merged
+
+
+def examined(records: Iterable[Record]) -> dict[str, str]:
+    """What is wrong with the workloads of records, by key, where not all is well."""
+    found = {}
+    for record in records:
+        try:
+            RECORDS.examine(record)
+        except LineError as exc:
+            found[record.key] = exc.what
+    return found
 
 
 def folder_name(parts: KeyParts) -> str:

@@ -6,9 +6,7 @@
 from __future__ import annotations
 
 import base64
-import functools
 import hashlib
-import importlib
 import json
 import resource
 import signal
@@ -18,13 +16,12 @@ from dataclasses import replace
 from typing import Any
 
 import tvm
-from pydantic import JsonValue
 from tvm.ir import assert_structural_equal
 from tvm.s_tir import Schedule
 from tvm.s_tir.analysis import estimate_tir_flops
 from tvm.s_tir.meta_schedule.arg_info import ArgInfo
 from tvm.s_tir.meta_schedule.database import Workload
-from tvm.s_tir.schedule import SBlockRV, Trace
+from tvm.s_tir.schedule import SBlockRV
 from tvm.target import Target as TvmTarget
 from tvm.target import codegen
 from tvm.tirx import PrimFunc
@@ -33,14 +30,15 @@ from tvmflow import target as targets
 from tvmflow import tasks
 from tvmflow.codegen import numerics
 from tvmflow.config import NumericsSection, TargetSection
-from tvmflow.database import Record, pack, unpack
+from tvmflow.database import Record, pack
 from tvmflow.database.files import shown
+from tvmflow.database.grammar import Where, check_trace, check_workload
 from tvmflow.database.metaschedule import Stated, check_plain
 from tvmflow.database.record import MAX_WORKLOAD_BYTES
 from tvmflow.errors import last_line
 from tvmflow.host import CPU_FEATURES
-from tvmflow.kernels.tf32 import intrinsics
 from tvmflow.process import emit
+from tvmflow.replay import apply, load_workload, replay
 
 TIMEOUT_S = 60
 MEMORY_BYTES = 8 << 30
@@ -72,14 +70,14 @@ def each(function: str, items: Sequence[tuple[object, tuple[Any, ...]]]) -> None
 
 
 def check(record: Record) -> None:
-    """Raises ValueError where a record's workload is not that of its key, or its trace does not apply to it."""
-    _replayed(record.trace, _workload(record))
+    """Raises ValueError where a record's workload is not that of its key, or its trace cannot be used on it."""
+    replay(_workload(record), record.trace, Where.of(record.parts))
 
 
 def exported(record: Record) -> tuple[list[str], list[object]]:
     """A record as MetaSchedule writes it: the values of its workload's line and of its own. Raises like `check`."""
     mod = _workload(record)
-    _replayed(record.trace, mod)
+    replay(mod, record.trace, Where.of(record.parts))
     arguments = [info.as_json() for info in ArgInfo.from_prim_func(mod["main"])]
     target = json.loads(str(_tvm_target(record)))
     return Workload(mod).as_json(), [record.trace, list(record.timings_s), target, arguments]
@@ -92,15 +90,18 @@ def imported(workload: str, text: str, stated: Stated, trials: int) -> Record:
     """
     theirs = _loaded(_decoded(workload))
     _, (trace, seconds, target_json, _) = json.loads(text)
+    section = NumericsSection.model_validate(stated.numerics)
+    target = _target(target_json, stated, section)
+    where = Where(target.kind, target.machine, section.tf32)
+    check_trace(_on_main(trace), where)
     (name,) = (var.name_hint for var in theirs.functions)
     function = theirs[name]
     check_plain(_bare(function).script(show_meta=False))
     if not tasks.is_tunable(function):
         raise ValueError("its workload is no kernel that could be tuned: shapes are open, or it calls the run time")
     ours, workload_hash = tasks.canonical(function)
-    renamed = reexpressed(trace, theirs, name, ours)
-    section = NumericsSection.model_validate(stated.numerics)
-    target = _target(target_json, stated, section)
+    renamed = reexpressed(trace, (theirs, name), ours, where)
+    check_workload(tvm.ir.save_json(ours))
     return Record(
         parts=tasks.key_parts(workload_hash, target, section),
         name=_described(theirs, name),
@@ -112,13 +113,14 @@ def imported(workload: str, text: str, stated: Stated, trials: int) -> Record:
     )
 
 
-def reexpressed(trace: Any, theirs: tvm.IRModule, name: str, ours: tvm.IRModule) -> list[Any]:
-    """The trace on `ours`, which is the function `name` of `theirs` under other names, that does what `trace` does.
+def reexpressed(trace: Any, function: tuple[tvm.IRModule, str], ours: tvm.IRModule, where: Where) -> list[Any]:
+    """The trace on `ours`, which is `function`, by module and name, under other names, that does what `trace` does.
 
     A block is what stands at the same place after the same instructions; TVM makes names of new blocks from those of
     buffers, so that no table of names would do. Raises ValueError where both results are not structurally equal.
     """
-    wanted = _replayed(trace, theirs)
+    theirs, name = function
+    wanted = apply(theirs, trace, where)
     instructions, decisions = trace
     renamed: list[Any] = []
     known: tuple[list[str], list[str]] | None = None
@@ -127,15 +129,15 @@ def reexpressed(trace: Any, theirs: tvm.IRModule, name: str, ours: tvm.IRModule)
             if known is None:
                 so_far = [step for step in decisions if step[0] < index]
                 known = (
-                    _blocks(_replayed([instructions[:index], so_far], theirs), name),
-                    _blocks(_replayed([renamed, so_far], ours), "main"),
+                    _blocks(apply(theirs, [instructions[:index], so_far], where), name),
+                    _blocks(apply(ours, [renamed, so_far], where), "main"),
                 )
             attributes = [_counterpart(str(attributes[0]), *known), "main"]
         elif not str(kind).startswith(QUERIES):
             known = None
         renamed.append([kind, inputs, attributes, outputs])
     result = [renamed, decisions]
-    got = _bare(_replayed(result, ours).mod["main"])
+    got = _bare(replay(ours, result, where).mod["main"])
     try:
         assert_structural_equal(got, _bare(wanted.mod[name]), map_free_vars=True)
     except ValueError:
@@ -145,9 +147,7 @@ def reexpressed(trace: Any, theirs: tvm.IRModule, name: str, ours: tvm.IRModule)
 
 def _workload(record: Record) -> tvm.IRModule:
     """The record's workload. Its hash is that of its text as it is printed: nothing is parsed, which could run code."""
-    mod = _loaded(unpack(record.workload_json))
-    if [var.name_hint for var in mod.functions] != ["main"]:
-        raise ValueError("its workload is not one function `main`")
+    mod = load_workload(record)
     found = hashlib.sha256(mod["main"].without_attr("global_symbol").script(show_meta=False).encode()).hexdigest()
     if found != record.parts.workload:
         raise ValueError(f"its workload hashes to {found[:12]}, its key says {record.parts.workload[:12]}")
@@ -155,6 +155,7 @@ def _workload(record: Record) -> tvm.IRModule:
 
 
 def _loaded(text: str) -> tvm.IRModule:
+    check_workload(text)
     try:
         mod = tvm.ir.load_json(text)
     except Exception as exc:  # TVM raises many kinds for a text that is no module
@@ -162,28 +163,6 @@ def _loaded(text: str) -> tvm.IRModule:
     if not isinstance(mod, tvm.IRModule) or [type(f) for f in mod.functions.values()] != [PrimFunc]:
         raise ValueError("its workload is no module of one kernel")
     return mod
-
-
-def _replayed(trace: JsonValue, mod: tvm.IRModule) -> Schedule:
-    if intrinsics.is_used(trace):
-        intrinsics.register()
-    elif "Tensorize" in str(trace):
-        _register_intrinsics()
-    schedule = Schedule(mod, debug_mask="none")
-    try:
-        Trace.apply_json_to_schedule(trace, schedule)
-    except Exception as exc:  # a trace may be anything
-        raise ValueError(f"its trace does not apply to its workload: {_reason(exc)}") from None
-    return schedule
-
-
-@functools.cache
-def _register_intrinsics() -> None:
-    """Makes TVM know the instructions that a trace may name; it takes half a minute, which no single record is to
-    blame for."""
-    left_s = signal.alarm(0)
-    importlib.import_module("tvm.s_tir.tensor_intrin")
-    signal.alarm(left_s)
 
 
 def _blocks(schedule: Schedule, function: str) -> list[str]:
@@ -258,6 +237,19 @@ def _tvm_target(record: Record) -> TvmTarget:
     )
     unused = tuple(f"-{name}" for name in target.features if name not in record.parts.features)
     return targets.to_tvm(replace(target, mattr=unused), numerics.llvm_attributes(section))
+
+
+def _on_main(trace: Any) -> Any:
+    """A trace as of the function `main`, whatever TVM's own files call it."""
+    if not isinstance(trace, list) or len(trace) != 2 or not isinstance(trace[0], list):
+        return trace
+    found = [
+        [kind, inputs, [attributes[0], "main"], outputs]
+        if kind == "GetSBlock" and len(attributes) == 2
+        else [kind, inputs, attributes, outputs]
+        for kind, inputs, attributes, outputs in trace[0]
+    ]
+    return [found, trace[1]]
 
 
 def _decoded(text: str) -> str:

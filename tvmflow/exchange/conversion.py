@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from tvmflow import process
-from tvmflow.database import Fault, Record, Store, metaschedule
-from tvmflow.database.store import folder_name
+from tvmflow.database import Added, Fault, Record, Store, better, metaschedule
+from tvmflow.database.store import examined, folder_name
 from tvmflow.errors import DatabaseError, UsageError
 
 MAX_DEATHS = 20
@@ -34,10 +34,35 @@ class Imported:
     faults: tuple[Fault, ...]
 
 
+@dataclass(frozen=True)
+class Merged:
+    """How many records a database held that was merged into another, what they changed there, and its faults."""
+
+    records: int
+    added: Added
+    faults: tuple[Fault, ...]
+
+
 def replay(records: Sequence[Record]) -> dict[str, str]:
     """What is wrong with each record, by key, where its trace does not apply to its workload or that is another's."""
     _, refused = _each("check", [(record.key, (record,)) for record in records], "replaying it")
     return {records[index].key: why for index, why in refused.items()}
+
+
+def merge(into: Store, source: Store, replayed: bool) -> Merged:
+    """Puts what one database holds into another; of each key the better entry stays.
+
+    A record that would be new there is looked at first: replayed, or only its workload where `replayed` is False. One
+    that cannot be used is left out and named.
+    """
+    reading, accused = source.read(), source.accused()
+    known = into.read().by_key if into.path.exists() else {}
+    new = [one for one in reading.records if one.key not in known or better(one, known[one.key]) != known[one.key]]
+    wrong = replay(new) if replayed else examined(new)
+    added = into.add(one for one in reading.records if one.key not in wrong)
+    into.add_comparisons(reading.comparisons)
+    into.add_accused(accused.by_folder)
+    return Merged(len(reading.records), added, reading.faults + accused.faults + source.located(wrong))
 
 
 def export_files(store: Store, folder: Path, chosen: Callable[[Record], bool]) -> tuple[int, tuple[Fault, ...]]:

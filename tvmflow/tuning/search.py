@@ -12,9 +12,11 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import ScheduleError
 
 from tvmflow.database import Record
+from tvmflow.database.grammar import Where
 from tvmflow.database.keys import fingerprint
 from tvmflow.kernels.schedules import repacking, share_layouts
-from tvmflow.tasks import Task, replay, trace_json
+from tvmflow.replay import ReplayError, check_made, replay
+from tvmflow.tasks import Task, trace_json
 from tvmflow.tuning import space
 from tvmflow.tuning.measure import Measured, Measurer
 from tvmflow.tuning.transfer import Experience
@@ -92,7 +94,7 @@ def begin(
     search.trials = record.provenance.trials if record else 0
     # A session that goes on must not draw what the one before it drew.
     search.context = space.context(task.mod, target, task.name, search.seed + search.trials, tf32)
-    replayed = replay(task.mod, record.trace) if record is not None else None
+    replayed = _replayed(task, record) if record is not None else None
     today = [schedule for schedule in (replayed, search.default) if schedule is not None]
     carried = experience.starts(task.mod, search.context) if record is None else []
     starts = today + [schedule for schedule in carried if _keeps_layouts(search, schedule)]
@@ -158,14 +160,30 @@ def confirm(search: Search, measurer: Measurer) -> None:
 
 
 def take(search: Search, schedule: Schedule, result: Measured) -> None:
-    """Puts a measured candidate among the best, if it belongs there."""
-    if not result.samples_s:
+    """Puts a measured candidate among the best, if it belongs there and can be a record."""
+    if not result.samples_s or not can_be_record(search.task, schedule):
         return
     before = search.best_s
     search.best.append(Candidate(schedule, result.samples_s))
     search.best.sort(key=lambda candidate: candidate.median_s)
     del search.best[FINALISTS:]
     search.confirmed = search.confirmed and search.best_s == before
+
+
+def can_be_record(task: Task, schedule: Schedule) -> bool:
+    """Whether a schedule is one that records may hold: DLight's for float16 products on a GPU, say, are not."""
+    try:
+        check_made(task.mod, schedule, trace_json(schedule), Where.of(task.parts))
+    except ReplayError:
+        return False
+    return True
+
+
+def _replayed(task: Task, record: Record) -> Schedule | None:
+    try:
+        return replay(task.mod, record.trace, Where.of(task.parts))
+    except ReplayError:  # `db verify` says why
+        return None
 
 
 def job_of(mod: tvm.IRModule) -> Job:

@@ -150,7 +150,8 @@ class Session:
     def _outcome(self, one: Search) -> Outcome:
         others = [candidate for candidate in one.best if candidate.schedule is not one.default]
         default = [candidate for candidate in one.best if candidate.schedule is one.default]
-        if not default and one.default is not None and one.start_s < float("inf"):
+        measured = one.default is not None and one.start_s < float("inf")
+        if not default and measured and search.can_be_record(one.task, one.default):
             default = [Candidate(one.default, (one.start_s,))]
         return Outcome(one.task, tuple(self._record(one, candidate) for candidate in [*others, *default]))
 

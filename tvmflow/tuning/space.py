@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import importlib
-import importlib.util
-import sys
 from typing import Any
 
 import tvm
@@ -14,6 +10,7 @@ from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import ScheduleError
 
 from tvmflow.host import cores
+from tvmflow.kernels import tvm_intrinsics
 from tvmflow.kernels.schedules import blocking, share_layouts
 from tvmflow.kernels.schedules import default_schedule as cpu_default
 from tvmflow.kernels.schedules.axes import Registers
@@ -115,21 +112,12 @@ def _rule(rule: ms.ScheduleRule) -> ms.ScheduleRule:
     return rule
 
 
-@functools.cache
 def _load_intrinsics(kind: str, mtriple: str) -> None:
-    """Registers the tensor intrinsics that the rules of a CPU may name, without those of every GPU.
-
-    A TuneContext imports all of them, and the 496 for CUDA alone take over 20 s to parse. So their package is put in
-    place without running it, and the modules that are needed are imported from it: none for a GPU's rules here.
-    """
-    package = "tvm.s_tir.tensor_intrin"
-    spec = importlib.util.find_spec(package)
-    if spec is None:
-        return
-    if package not in sys.modules:
-        sys.modules[package] = importlib.util.module_from_spec(spec)
+    """Registers the tensor intrinsics that the rules of a CPU may name; a TuneContext would import those of all."""
     if kind == "llvm":
-        importlib.import_module(f"{package}.arm_cpu" if machine_of(mtriple) == "aarch64" else f"{package}.x86")
+        tvm_intrinsics.load_of_cpu(machine_of(mtriple))
+    else:
+        tvm_intrinsics.hide_others()
 
 
 def cost_model(seed: int) -> Any:

@@ -18,10 +18,11 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 from tvm.s_tir.schedule import Instruction
 
-from tvmflow.database import Record, unpack
+from tvmflow.database import Record
+from tvmflow.database.grammar import Where
 from tvmflow.kernels.schedules import repacking
 from tvmflow.kernels.schedules.axes import blocks_of
-from tvmflow.tasks import REPLAY_ERRORS, replay
+from tvmflow.replay import REPLAY_ERRORS, ReplayError, load_workload, replay
 
 NEAREST = 3
 
@@ -43,7 +44,7 @@ class Experience:
         known: dict[Structure, list[Relative]] = defaultdict(list)
         for record in self._records:
             try:
-                mod = tvm.ir.load_json(unpack(record.workload_json))
+                mod = load_workload(record)
                 structure, extents = _shape_of(mod)
             except REPLAY_ERRORS:  # `db verify` says what is wrong with it
                 continue
@@ -67,8 +68,11 @@ class Experience:
 
 def _carried(mod: tvm.IRModule, other: tvm.IRModule, record: Record, context: ms.TuneContext) -> Schedule | None:
     """The schedule of `other` on `mod`; None where it does not apply, or holds no decision that could be carried."""
-    tuned = replay(other, record.trace)
-    if tuned is None or not tuned.trace.decisions:
+    try:
+        tuned = replay(other, record.trace, Where.of(record.parts))
+    except ReplayError:  # `db verify` says why
+        return None
+    if not tuned.trace.decisions:
         return None
     schedule = Schedule(mod, debug_mask="none")
 
