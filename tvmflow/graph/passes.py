@@ -32,6 +32,7 @@ from tvmflow.graph.reshapes import RewriteReshapes
 from tvmflow.graph.transposed import SplitTransposedConvolutions
 from tvmflow.graph.widening import ComputeInFloat32
 from tvmflow.graph.winograd import ScheduleWinograd, Winograd
+from tvmflow.kernels.arithmetic import ComputeExactly
 from tvmflow.kernels.comparisons import CompareExactly
 from tvmflow.kernels.default import DefaultSchedule
 from tvmflow.kernels.extremes import StartFromInfinity
@@ -187,20 +188,27 @@ def lower_steps() -> tuple[Step, ...]:
 
 def schedule_steps(kind: str, tf32: bool) -> tuple[Step, ...]:
     """Default schedules for kernels that have none, and what follows any schedule; `tf32` allows TF32 tensor cores."""
-    exact = Step("CompareExactly", "conditions and extremes are right for NaN", CompareExactly(kind))
     if kind != "cuda":
         return (
             Step("DefaultSchedule", "register tiles and vectors for untuned kernels", DefaultSchedule()),
             Step("RecogniseGelu", "GELU as one function, however it is written", RecogniseGelu()),
             Step("StartFromInfinity", "of nothing but -inf the maximum is -inf", StartFromInfinity()),
-            exact,
+            *exact_steps(kind),
         )
     tensor_cores = Step("ScheduleTf32", "untuned products on TF32 tensor cores", ScheduleTf32())
     apply = dlight.ApplyDefaultSchedule(*gpu_rules())
     return (
         *([tensor_cores] if tf32 else []),
         Step("ApplyDefaultSchedule", "DLight schedules for untuned kernels", apply),
-        exact,
+        *exact_steps(kind),
+    )
+
+
+def exact_steps(kind: str) -> tuple[Step, ...]:
+    """What keeps TVM's algebra from data, whether kernels are scheduled or not."""
+    return (
+        Step("CompareExactly", "conditions and extremes are right for NaN", CompareExactly(kind)),
+        Step("ComputeExactly", "no algebra on what is rounded or wraps around", ComputeExactly(kind)),
     )
 
 

@@ -24,7 +24,7 @@ from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 
 from tvmflow.errors import SetupError, TargetError
 from tvmflow.host import THREADING
-from tvmflow.kernels import comparisons, extremes, gelu, prefetch, vector_math
+from tvmflow.kernels import arithmetic, comparisons, extremes, gelu, prefetch, vector_math
 
 MEMORY_BYTES = 8 << 30  # of data; a candidate that asks for more fails alone
 COLD_BYTES = 48 << 20  # weights rotate over copies of this size together, so that each run finds its own cold
@@ -105,7 +105,7 @@ def library(job: Job, target: tvm.target.Target) -> Any:
     if str(target.kind) == "llvm":
         vector_math.register()  # all as in the library that the schedule ends up in
         mod = prefetch.inserted(extremes.from_infinity(gelu.recognised(mod, target)), target)
-    mod = comparisons.exact(mod, str(target.kind))
+    mod = arithmetic.exact(comparisons.exact(mod, str(target.kind)), str(target.kind))
     with tvm.transform.PassContext(opt_level=3, config={"tirx.disable_assert": True}):
         return tvm.tirx.build(mod, target=target)
 
