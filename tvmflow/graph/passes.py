@@ -32,6 +32,7 @@ from tvmflow.graph.reshapes import RewriteReshapes
 from tvmflow.graph.transposed import SplitTransposedConvolutions
 from tvmflow.graph.widening import ComputeInFloat32
 from tvmflow.graph.winograd import ScheduleWinograd, Winograd
+from tvmflow.graph.zeros import KeepZeros
 from tvmflow.kernels.arithmetic import ComputeExactly
 from tvmflow.kernels.comparisons import CompareExactly
 from tvmflow.kernels.default import DefaultSchedule
@@ -62,7 +63,8 @@ AfterStep = Callable[[Step, tvm.IRModule, float], None]
 def opening_steps(cfg: Config) -> tuple[Step, ...]:
     """What is done to an imported graph first, whatever its layout will be."""
     empty = Step("DropEmpty", "what has no elements needs no kernel", DropEmpty())
-    return (empty, *guard_steps(cfg.graph.guards), *widen_steps(cfg.target.kind, cfg.numerics.widen_half))
+    widen = widen_steps(cfg.target.kind, cfg.numerics.widen_half)
+    return (empty, *guard_steps(cfg.graph.guards), *widen, zeros_step())
 
 
 def kernel_steps(cfg: Config, on_replaced: OnReplaced, measured: Measured = unmeasured) -> tuple[Step, ...]:
@@ -77,6 +79,10 @@ def kernel_steps(cfg: Config, on_replaced: OnReplaced, measured: Measured = unme
 def guard_steps(guards: bool) -> tuple[Step, ...]:
     """Checks at run time, before anything else knows what they guard."""
     return (Step("Guards", "stop at indices out of range and division by zero", Guards()),) if guards else ()
+
+
+def zeros_step() -> Step:
+    return Step("KeepZeros", "x * 0, x + 0 and 0 / x are computed", KeepZeros())
 
 
 def simplify_steps() -> tuple[Step, ...]:
@@ -142,6 +148,7 @@ def fuse_steps(kind: str, prepack: bool | str) -> tuple[Step, ...]:
     return (
         Step("DispatchSampling", "sampling operators to their run-time functions", DispatchSampling()),
         Step("DispatchSortScan", "sort and scan to their run-time functions", DispatchSortScan()),
+        zeros_step(),
         Step("LegalizeOps", "operators to TensorIR", transform.LegalizeOps()),
         Step("AnnotateTIROpPattern", "say what fuses with what", transform.AnnotateTIROpPattern()),
         Step("KeepResizersApart", "paddings are no epilogues: no tile is where they write", KeepResizersApart()),

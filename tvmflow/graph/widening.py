@@ -2,7 +2,7 @@
 
 CPUs convert these formats quickly but hardly compute in them: an operator in float16 costs conversions of every
 operand and result, and rounds. ONNX Runtime does the same on CPUs. Inputs, outputs and what is not understood here keep
-their dtypes.
+their dtypes. What a model rounds by name, in a conversion from or to a narrow format, is rounded here too.
 """
 
 from __future__ import annotations
@@ -16,13 +16,19 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvmflow.graph.mutation import mutated
 
 NARROW = ("float16", "bfloat16")
+# Operators whose results are numbers that they were given.
+MOVES = frozenset({
+    "relax.broadcast_to", "relax.concat", "relax.expand_dims", "relax.flatten", "relax.flip", "relax.maximum",
+    "relax.minimum", "relax.nn.relu", "relax.permute_dims", "relax.repeat", "relax.reshape", "relax.split",
+    "relax.squeeze", "relax.strided_slice", "relax.take", "relax.tile",
+})  # fmt: skip
 
 
 @tvm.transform.module_pass(opt_level=0, name="ComputeInFloat32")
 class ComputeInFloat32:
     """Every operator whose dtype follows its operands' gets them in float32, constants among them.
 
-    Conversions to a narrow format on the way go with it, so what they rounded keeps its bits.
+    Conversions round: what is converted to a narrow format, and what is converted from one without having been rounded.
     """
 
     def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
@@ -45,9 +51,34 @@ class _Widener(PyExprMutator):  # type: ignore[misc] # TVM has no types
             return self.visit_expr_post_order(call)
         args = [self.visit_expr(arg) for arg in call.args]
         if getattr(call.op, "name", "") == "relax.astype":
-            return self._cast(args[0], _widened(_dtypes(call.ty)))
+            return self._converted(args[0], _dtypes(call.args[0].ty), _dtypes(call.ty))
         wide = self._in_float32(call, args)
         return wide if wide is not None else self._as_it_was(call, args)
+
+    def _converted(self, value: relax.Expr, before: str, after: str) -> relax.Expr:
+        """What a model converts from one dtype to another, either of which may be narrow and stand for float32."""
+        if before in NARROW and not self._is_rounded(value):
+            value = self._cast(self._cast(value, before), "float32")
+        if after in NARROW and after != before:
+            value = self._cast(value, after)
+        return self._cast(value, _widened(after))
+
+    def _is_rounded(self, value: relax.Expr) -> bool:
+        """Whether float32 in place of a narrow format holds what that format can hold."""
+        if isinstance(value, relax.Var):
+            known = self.lookup_binding(value)
+            return known is not None and self._is_rounded(known)
+        if isinstance(value, relax.TupleGetItem):
+            return self._is_rounded(value.tuple_value)
+        if isinstance(value, relax.Tuple):
+            return all(self._is_rounded(field) for field in value.fields)
+        if not isinstance(value, relax.Call):
+            return isinstance(value, tvm.ir.GenericConst)
+        name = getattr(value.op, "name", "")
+        if name == "relax.astype":
+            return _holds_narrow(value.args[0].ty)
+        tensors = [arg for arg in value.args if isinstance(arg.ty, relax.TensorType | relax.TupleType)]
+        return name in MOVES and all(self._is_rounded(arg) for arg in tensors if _dtypes(arg.ty) != "int64")
 
     def _in_float32(self, call: relax.Call, args: list[relax.Expr]) -> relax.Expr | None:
         """The call on widened operands; None where its result would not simply be the wider one."""
