@@ -30,7 +30,7 @@ from tvmflow.graph.packing import FoldRepacking, SplitRepacking
 from tvmflow.graph.replacement import OnReplaced, ReplaceOperators
 from tvmflow.graph.reshapes import RewriteReshapes
 from tvmflow.graph.transposed import SplitTransposedConvolutions
-from tvmflow.graph.widening import ComputeInFloat32
+from tvmflow.graph.widening import CompleteBfloat16, ComputeInFloat32
 from tvmflow.graph.winograd import ScheduleWinograd, Winograd
 from tvmflow.graph.zeros import KeepZeros
 from tvmflow.kernels.arithmetic import ComputeExactly
@@ -104,9 +104,9 @@ def simplify_steps() -> tuple[Step, ...]:
 
 
 def widen_steps(kind: str, widen_half: bool) -> tuple[Step, ...]:
-    """Half precision to float32, for a CPU."""
+    """Half precision to float32, for a CPU; else only what cannot be computed in bfloat16."""
     if kind != "llvm" or not widen_half:
-        return ()
+        return (Step("CompleteBfloat16", "what TVM has not for bfloat16, in float32", CompleteBfloat16()),)
     return (Step("ComputeInFloat32", "CPUs convert half precision, they do not compute in it", ComputeInFloat32()),)
 
 

@@ -16,6 +16,7 @@ from tvm.relax.expr_functor import PyExprMutator, mutator
 from tvmflow.graph.mutation import mutated
 
 NARROW = ("float16", "bfloat16")
+LACKING = frozenset({"relax.isnan", "relax.power"})  # what TVM's TensorIR has for other formats only
 # Operators whose results are numbers that they were given.
 MOVES = frozenset({
     "relax.broadcast_to", "relax.concat", "relax.expand_dims", "relax.flatten", "relax.flip", "relax.maximum",
@@ -77,8 +78,7 @@ class _Widener(PyExprMutator):  # type: ignore[misc] # TVM has no types
         name = getattr(value.op, "name", "")
         if name == "relax.astype":
             return _holds_narrow(value.args[0].ty)
-        tensors = [arg for arg in value.args if isinstance(arg.ty, relax.TensorType | relax.TupleType)]
-        return name in MOVES and all(self._is_rounded(arg) for arg in tensors if _dtypes(arg.ty) != "int64")
+        return name in MOVES and all(self._is_rounded(arg) for arg in value.args if _is_of_floats(arg.ty))
 
     def _in_float32(self, call: relax.Call, args: list[relax.Expr]) -> relax.Expr | None:
         """The call on widened operands; None where its result would not simply be the wider one."""
@@ -115,6 +115,11 @@ def _dtypes(ty: Any) -> Any:
     return str(ty.dtype) if isinstance(ty, relax.TensorType) else None
 
 
+def _is_of_floats(ty: Any) -> bool:
+    """Whether a type is that of a tensor or a tuple, and not of integers: indices only say which numbers are taken."""
+    return isinstance(ty, relax.TupleType) or "float" in str(_dtypes(ty))
+
+
 def _widened(dtypes: Any) -> Any:
     if isinstance(dtypes, tuple):
         return tuple(_widened(dtype) for dtype in dtypes)
@@ -124,3 +129,24 @@ def _widened(dtypes: Any) -> Any:
 def _holds_narrow(ty: Any) -> bool:
     dtypes = _dtypes(ty)
     return bool(_widened(dtypes) != dtypes)
+
+
+@tvm.transform.module_pass(opt_level=0, name="CompleteBfloat16")
+class CompleteBfloat16:
+    """Operators that TVM has not for bfloat16 are computed in float32, and rounded where they return bfloat16."""
+
+    def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
+        return mutated(mod, _Completer)
+
+
+@mutator
+class _Completer(PyExprMutator):  # type: ignore[misc] # TVM has no types
+    def visit_call_(self, call: relax.Call) -> relax.Expr:
+        call = self.visit_expr_post_order(call)
+        if getattr(call.op, "name", "") not in LACKING or _dtypes(call.args[0].ty) != "bfloat16":
+            return call
+        args = [self.builder_.emit(relax.op.astype(arg, "float32")) for arg in call.args]
+        wide = self.builder_.normalize(relax.Call(call.op, args, call.attrs))
+        if _dtypes(wide.ty) == _dtypes(call.ty):
+            return wide
+        return relax.op.astype(self.builder_.emit(wide), _dtypes(call.ty))
