@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -137,6 +137,33 @@ def _product(nodes: Expression, number: int) -> tuple[int, float] | None:
 def _fusable(nodes: Expression) -> list[int]:
     return [number for number in sorted(_used(nodes)) if nodes[number].op in ("Add", "Sub")
             and nodes[number].dtype in FLOATS and any(_product(nodes, arg) for arg in nodes[number].args)]
+
+
+def of(home: str, made: Callable[[Maker, int, int], int]) -> Expression:
+    """An expression of two inputs, written down."""
+    maker = Maker([Node("Input", home), Node("Input", home)])
+    made(maker, 0, 1)
+    return tuple(maker.nodes)
+
+
+@dataclass
+class Maker:
+    """Nodes under construction: `maker.Add(a, b)` adds one and returns its number."""
+
+    nodes: list[Node]
+
+    def __getattr__(self, op: str) -> Callable[..., int]:
+        return lambda *args: self._added(Node(op, self.nodes[args[-1]].dtype, args))
+
+    def cast(self, value: int, dtype: str) -> int:
+        return self._added(Node("Cast", dtype, (value,)))
+
+    def number(self, value: float, like: int) -> int:
+        return self._added(Node("Constant", self.nodes[like].dtype, value=value))
+
+    def _added(self, node: Node) -> int:
+        self.nodes.append(node)
+        return len(self.nodes) - 1
 
 
 # Values.
@@ -321,7 +348,10 @@ class Batch:
     expressions: tuple[Expression, ...]
     feeds: dict[str, np.ndarray]
 
-    def wrong(self, got: Mapping[str, np.ndarray], widen_half: bool) -> Iterator[str]:
+    def model(self) -> onnx.ModelProto:
+        return model_of(self.expressions)
+
+    def wrong(self, got: Mapping[str, np.ndarray], widen_half: bool = True) -> Iterator[str]:
         """A line per expression that has a value which is not allowed."""
         for number, nodes in enumerate(self.expressions):
             inputs = [self.feeds[f"x{number}_{place}"] for place in range(2)]
@@ -333,9 +363,12 @@ class Batch:
                        f"{sorted({str(want[at]) for want in wanted})}")  # fmt: skip
 
 
-def batch(seed: int, homes: Sequence[str], count: int) -> Batch:
+def batch(seed: int, homes: Sequence[str], count: int, named: Sequence[Expression] = (), without: str = "-") -> Batch:
+    """Drawn expressions behind the named ones; the dtype `without` is in none of them."""
     rng = random.Random(seed)
-    expressions = tuple(draw(rng, rng.choice(homes)) for _ in range(count))
+    drawn = (draw(rng, rng.choice(homes)) for _ in itertools.count())
+    kept = (nodes for nodes in drawn if all(node.dtype != without for node in nodes))
+    expressions = (*named, *itertools.islice(kept, count))
     feeds = {f"x{number}_{place}": numbers(rng, nodes[-1].dtype) for number, nodes in enumerate(expressions)
              for place in range(2)}  # fmt: skip
     return Batch(expressions, feeds)
