@@ -110,7 +110,7 @@ class _Calls:
         return outputs_
 
     def _call(self, var: relax.Var, call: relax.Call, names: Mapping[relax.Var, list[str]]) -> str:
-        result = str(var.name)
+        result = f"result{len(self.arrays)}"
         shape = [int(size) for size in call.ty.shape.values]
         self.arrays[result] = np.zeros(shape, str(call.ty.dtype))
         self.lines.append(self._declare(result, read=False))
