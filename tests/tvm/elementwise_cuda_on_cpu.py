@@ -119,10 +119,9 @@ class _Calls:
         given = [self._argument(arg, names) for arg in call.args[1].fields] + [result]
         by_name = dict(zip([param.name for param in self._kernels[kernel].params], given, strict=True))
         blocks = -(-max(self.arrays[result].size, 1) // threads)
-        self.lines.append(
-            f"  for (int b = 0; b < {blocks}; ++b) for (int t = 0; t < {threads}; ++t) {{\n"
-            f"    blockIdx.x = b, threadIdx.x = t;\n    {kernel}_kernel({', '.join(by_name[name] for name in params)});\n  }}"
-        )
+        arguments = ", ".join(by_name[name] for name in params)
+        self.lines += [f"  for (int b = 0; b < {blocks}; ++b) for (int t = 0; t < {threads}; ++t) {{",
+                       f"    blockIdx.x = b, threadIdx.x = t;\n    {kernel}_kernel({arguments});\n  }}"]  # fmt: skip
         return result
 
     def _argument(self, arg: relax.Expr, names: Mapping[relax.Var, list[str]]) -> str:

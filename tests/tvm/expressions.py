@@ -1,4 +1,4 @@
-"""Random expressions as ONNX models, and every value that their arithmetic allows, by numpy.
+"""Random expressions, and every value that their arithmetic allows, by numpy.
 
 What is allowed is IEEE 754's result, rounded operation by operation, or with a product and a sum rounded once. With
 `widen_half` float16 and bfloat16 are computed in float32 and rounded in conversions alone.
@@ -8,22 +8,15 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 import ml_dtypes
 import numpy as np
-import onnx
-from onnx import TensorProto, helper
 
 SIZE = 64
 MAX_FUSED = 6  # sums of products in an expression; each doubles or trebles the values that are allowed
-TYPES = {
-    "float32": TensorProto.FLOAT, "float64": TensorProto.DOUBLE, "float16": TensorProto.FLOAT16,
-    "bfloat16": TensorProto.BFLOAT16, "int32": TensorProto.INT32, "int64": TensorProto.INT64,
-    "uint8": TensorProto.UINT8, "int8": TensorProto.INT8,
-}  # fmt: skip
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 NARROW = ("float16", "bfloat16")
 EDGES = {"float32": "float32", "float64": "float64", "float16": "float32", "bfloat16": "float32", "int32": "int32",
@@ -201,31 +194,31 @@ def allowed(nodes: Expression, inputs: Sequence[np.ndarray], widen_half: bool) -
     return list(found.values())
 
 
-def _numpy(dtype: str) -> np.dtype:
+def numpy_dtype(dtype: str) -> np.dtype:
     return np.dtype(getattr(ml_dtypes, dtype)) if dtype == "bfloat16" else np.dtype(dtype)
 
 
 def _evaluated(nodes: Expression, inputs: Sequence[np.ndarray], fused: Mapping[int, int | None], widen_half: bool
                ) -> np.ndarray:  # fmt: skip
     def carried(dtype: str) -> np.dtype:
-        return np.dtype("float32") if widen_half and dtype in NARROW else _numpy(dtype)
+        return np.dtype("float32") if widen_half and dtype in NARROW else numpy_dtype(dtype)
 
     given, values = iter(inputs), []
     for number, node in enumerate(nodes):
         args = [values[arg] for arg in node.args]
         if node.op == "Input":
-            value = next(given).astype(_numpy(node.dtype))
+            value = next(given).astype(numpy_dtype(node.dtype))
         elif node.op == "Constant":
-            value = np.full(SIZE, node.value).astype(_numpy(node.dtype)) if node.dtype in FLOATS else np.full(
+            value = np.full(SIZE, node.value).astype(numpy_dtype(node.dtype)) if node.dtype in FLOATS else np.full(
                 SIZE, int(node.value), node.dtype)  # fmt: skip
         elif node.op == "Cast":
-            value = args[0].astype(_numpy(nodes[node.args[0]].dtype)).astype(_numpy(node.dtype))
+            value = args[0].astype(numpy_dtype(nodes[node.args[0]].dtype)).astype(numpy_dtype(node.dtype))
         elif (place := fused.get(number)) is not None:
             value = _fused(nodes, values, number, place)
         else:
             value = _computed(node.op, args)
         values.append(value.astype(carried(node.dtype)))
-    return values[-1].astype(_numpy(nodes[-1].dtype)).astype(EDGES[nodes[-1].dtype])
+    return values[-1].astype(numpy_dtype(nodes[-1].dtype)).astype(EDGES[nodes[-1].dtype])
 
 
 def _computed(op: str, args: Sequence[np.ndarray]) -> np.ndarray:
@@ -251,7 +244,8 @@ def _fused(nodes: Expression, values: Sequence[np.ndarray], number: int, place: 
         sign_a, sign_c = (found[1], -1.0) if place == 0 else (-found[1], 1.0)
     dtype = a.dtype
     if dtype == np.float64:
-        return np.array([_once(float(x) * sign_a, float(y), float(z) * sign_c) for x, y, z in zip(a, b, c, strict=True)])
+        terms = zip(a * sign_a, b, c * sign_c, strict=True)
+        return np.array([_once(*map(float, numbers_)) for numbers_ in terms])
     product, term = a.astype("f8") * b.astype("f8") * sign_a, c.astype("f8") * sign_c
     total = product + term
     error = (product - (total - (total - product))) + (term - (total - product))
@@ -283,105 +277,3 @@ def _same(got: np.ndarray, want: np.ndarray) -> np.ndarray:
     if want.dtype.kind != "f":
         return np.asarray(got == want)
     return np.asarray(((got == want) & (np.signbit(got) == np.signbit(want))) | (np.isnan(got) & np.isnan(want)))
-
-
-# Models.
-
-
-def model_of(expressions: Sequence[Expression]) -> onnx.ModelProto:
-    """One output per expression, o0, o1, ..., with inputs x0_0, x0_1, x1_0, ... of its own."""
-    nodes: list[onnx.NodeProto] = []
-    inputs, outputs, weights = [], [], []
-    for number, expression in enumerate(expressions):
-        home = EDGES[expression[-1].dtype]
-        made = _Made(f"e{number}", nodes, weights)
-        for node in expression:
-            made.add(node, f"x{number}_{made.inputs}")
-        nodes.append(helper.make_node("Cast", [made.names[-1]], [f"o{number}"], to=TYPES[home]))
-        inputs += [helper.make_tensor_value_info(f"x{number}_{i}", TYPES[home], [SIZE]) for i in range(2)]
-        outputs.append(helper.make_tensor_value_info(f"o{number}", TYPES[home], [SIZE]))
-    graph = helper.make_graph(nodes, "expressions", inputs, outputs, weights)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
-
-
-class _Made:
-    """The nodes of one expression under construction; `names` are those of its values."""
-
-    def __init__(self, prefix: str, nodes: list[onnx.NodeProto], weights: list[onnx.TensorProto]) -> None:
-        self.names: list[str] = []
-        self.inputs = 0
-        self._prefix, self._nodes, self._weights = prefix, nodes, weights
-
-    def add(self, node: Node, name: str) -> None:
-        args = [self.names[arg] for arg in node.args]
-        if node.op == "Input":
-            self.inputs += 1
-            self.names.append(self._node("Cast", [name], to=TYPES[node.dtype]))
-        elif node.op == "Constant":
-            self.names.append(self._weight(node.value, node.dtype))
-        elif node.op == "Cast":
-            self.names.append(self._node("Cast", args, to=TYPES[node.dtype]))
-        elif node.op in COMPARE:
-            self.names.append(self._node("Where", [self._node(node.op, args[:2]), *args[2:]]))
-        else:
-            result = self._node(node.op, args)
-            zero = node.op in ("Min", "Max")
-            self.names.append(self._node("Add", [result, self._weight(0, node.dtype)]) if zero else result)
-
-    def _node(self, op: str, args: Sequence[str], **attributes: int) -> str:
-        name = f"{self._prefix}_{len(self._nodes)}"
-        self._nodes.append(helper.make_node(op, args, [name], **attributes))
-        return name
-
-    def _weight(self, value: float, dtype: str) -> str:
-        name = f"{self._prefix}_w{len(self._weights)}"
-        with np.errstate(all="ignore"):
-            data = np.array(value).astype(_numpy(dtype))
-        self._weights.append(helper.make_tensor(name, TYPES[dtype], [], data.tobytes(), raw=True))
-        return name
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Expressions with their model and inputs."""
-
-    expressions: tuple[Expression, ...]
-    feeds: dict[str, np.ndarray]
-
-    def model(self) -> onnx.ModelProto:
-        return model_of(self.expressions)
-
-    def wrong(self, got: Mapping[str, np.ndarray], widen_half: bool = True) -> Iterator[str]:
-        """A line per expression that has a value which is not allowed."""
-        for number, nodes in enumerate(self.expressions):
-            inputs = [self.feeds[f"x{number}_{place}"] for place in range(2)]
-            wanted = allowed(nodes, inputs, widen_half)
-            same = agree(np.asarray(got[f"o{number}"]), wanted)
-            if not same.all():
-                at = int(np.flatnonzero(~same)[0])
-                yield (f"{text(nodes)} for {[value[at] for value in inputs]}: {got[f'o{number}'][at]!r}, wanted "
-                       f"{sorted({str(want[at]) for want in wanted})}")  # fmt: skip
-
-
-def batch(seed: int, homes: Sequence[str], count: int, named: Sequence[Expression] = (), without: str = "-") -> Batch:
-    """Drawn expressions behind the named ones; the dtype `without` is in none of them."""
-    rng = random.Random(seed)
-    drawn = (draw(rng, rng.choice(homes)) for _ in itertools.count())
-    kept = (nodes for nodes in drawn if all(node.dtype != without for node in nodes))
-    expressions = (*named, *itertools.islice(kept, count))
-    feeds = {f"x{number}_{place}": numbers(rng, nodes[-1].dtype) for number, nodes in enumerate(expressions)
-             for place in range(2)}  # fmt: skip
-    return Batch(expressions, feeds)
-
-
-def text(nodes: Expression) -> str:
-    """An expression as one line, shared parts written out."""
-
-    def of(number: int) -> str:
-        node = nodes[number]
-        if node.op in ("Input", "Constant"):
-            return f"x{number}" if node.op == "Input" else f"{node.dtype}({node.value!r})"
-        name = node.dtype if node.op == "Cast" else node.op
-        return f"{name}({', '.join(map(of, node.args))})"
-
-    return f"{nodes[-1].dtype}: {of(len(nodes) - 1)}"

@@ -12,11 +12,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import tvmflow
-from test_arithmetic import HOMES, cfg_of, values
 from elementwise_cuda_on_cpu import outputs
-from expressions import batch
+from expression_models import batch
+from test_arithmetic import HOMES, cfg_of, values
 
+import tvmflow
 from tvmflow import process
 from tvmflow.database import Store
 from tvmflow.flow import compile_model

@@ -12,7 +12,8 @@ import onnx
 import pytest
 import tvm
 from elementwise_cuda_on_cpu import outputs
-from expressions import FLOATS, Batch, Expression, agree, allowed, batch, of
+from expression_models import Batch, batch
+from expressions import FLOATS, Expression, agree, allowed, of
 from tvm import relax
 
 import tvmflow
@@ -156,7 +157,8 @@ def test_values_are_those_of_pytorch(tmp_path: Path, monkeypatch: pytest.MonkeyP
         "verify": {"enabled": False},
     })  # fmt: skip
     compile_model(cfg, tmp_path / "artifact")
-    x = np.array([1.0001, 70000, -1e-9, 3.1415926, 2049, 65519, 300, 257, 1e8, np.inf, -np.inf, np.nan, -0.0, 0, 2.5, 6e-8], "f4")
+    x = np.array([1.0001, 70000, -1e-9, 3.1415926, 2049, 65519, 300, 257, 1e8, np.inf, -np.inf, np.nan, -0.0, 0, 2.5,
+                  6e-8], "f4")  # fmt: skip
     i = np.array([0, 1, 3, -5, 127, 128, 200, 2**31 - 1, -(2**31), *range(7)], "i4")
     got = tvmflow.load(tmp_path / "artifact").run_list({"x": x, "i": i})
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -231,7 +231,7 @@ def _audited(folder: Path, manifest: Manifest) -> Manifest:
 
 
 def _half_notes(cfg: Config, narrowest: str) -> Iterator[str]:
-    from tvmflow.graph.widening import NARROW
+    from tvmflow.rounding import NARROW
 
     if cfg.target.kind == "llvm" and cfg.numerics.widen_half and narrowest in NARROW:
         yield f"numerics.widen_half: {narrowest} is computed in float32; inputs and outputs keep their dtypes"

@@ -2,7 +2,8 @@
 
 CPUs convert these formats quickly but hardly compute in them: an operator in float16 costs conversions of every
 operand and result, and rounds. ONNX Runtime does the same on CPUs. Inputs, outputs and what is not understood here keep
-their dtypes. What a model rounds by name, in a conversion from or to a narrow format, is rounded here too.
+their dtypes. What a model rounds by name, in a conversion from or to a narrow format, is rounded here too: importers mark
+it (rounding.py).
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from tvm import relax
 from tvm.relax.expr_functor import PyExprMutator, mutator
 
 from tvmflow.graph.mutation import mutated
+from tvmflow.rounding import NARROW, is_mark
 
-NARROW = ("float16", "bfloat16")
-LACKING = frozenset({"relax.isnan", "relax.power"})  # what TVM's TensorIR has for other formats only
+LACKING = frozenset({"relax.isfinite", "relax.isnan", "relax.power"})  # what TVM's TensorIR has for other formats only
 # Operators whose results are numbers that they were given.
 MOVES = frozenset({
     "relax.broadcast_to", "relax.concat", "relax.expand_dims", "relax.flatten", "relax.flip", "relax.maximum",
@@ -29,7 +30,7 @@ MOVES = frozenset({
 class ComputeInFloat32:
     """Every operator whose dtype follows its operands' gets them in float32, constants among them.
 
-    Conversions round: what is converted to a narrow format, and what is converted from one without having been rounded.
+    What is marked as rounded is rounded to the narrow format and back, where it is not known to be.
     """
 
     def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
@@ -51,18 +52,13 @@ class _Widener(PyExprMutator):  # type: ignore[misc] # TVM has no types
         if not _holds_narrow(call.ty) and not any(_holds_narrow(arg.ty) for arg in call.args):
             return self.visit_expr_post_order(call)
         args = [self.visit_expr(arg) for arg in call.args]
+        if is_mark(call):
+            rounded = self._is_rounded(args[0])
+            return args[0] if rounded else self._cast(self._cast(args[0], _dtypes(call.ty)), _widened(_dtypes(call.ty)))
         if getattr(call.op, "name", "") == "relax.astype":
-            return self._converted(args[0], _dtypes(call.args[0].ty), _dtypes(call.ty))
+            return self._cast(args[0], _widened(_dtypes(call.ty)))
         wide = self._in_float32(call, args)
         return wide if wide is not None else self._as_it_was(call, args)
-
-    def _converted(self, value: relax.Expr, before: str, after: str) -> relax.Expr:
-        """What a model converts from one dtype to another, either of which may be narrow and stand for float32."""
-        if before in NARROW and not self._is_rounded(value):
-            value = self._cast(self._cast(value, before), "float32")
-        if after in NARROW and after != before:
-            value = self._cast(value, after)
-        return self._cast(value, _widened(after))
 
     def _is_rounded(self, value: relax.Expr) -> bool:
         """Whether float32 in place of a narrow format holds what that format can hold."""
@@ -133,7 +129,10 @@ def _holds_narrow(ty: Any) -> bool:
 
 @tvm.transform.module_pass(opt_level=0, name="CompleteBfloat16")
 class CompleteBfloat16:
-    """Operators that TVM has not for bfloat16 are computed in float32, and rounded where they return bfloat16."""
+    """Operators that TVM has not for bfloat16 are computed in float32, and rounded where they return bfloat16.
+
+    Marks of rounding go: what is not widened rounds everywhere.
+    """
 
     def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         return mutated(mod, _Completer)
@@ -143,6 +142,8 @@ class CompleteBfloat16:
 class _Completer(PyExprMutator):  # type: ignore[misc] # TVM has no types
     def visit_call_(self, call: relax.Call) -> relax.Expr:
         call = self.visit_expr_post_order(call)
+        if is_mark(call):
+            return call.args[0]
         if getattr(call.op, "name", "") not in LACKING or _dtypes(call.args[0].ty) != "bfloat16":
             return call
         args = [self.builder_.emit(relax.op.astype(arg, "float32")) for arg in call.args]

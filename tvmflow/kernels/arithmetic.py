@@ -13,6 +13,7 @@ so that neither schedules nor tuning records depend on this.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Iterator
 
 import ml_dtypes
@@ -106,15 +107,19 @@ def _parts(value: Expr) -> Iterator[Expr]:
 
 
 def _constant(kind: str, value: FloatImm) -> Expr:
-    """The constant as its dtype has it: TVM keeps numbers as they were written, and prints them to 15 digits in CUDA."""
+    """The constant as its dtype has it; TVM keeps it as it was written, and prints 15 decimals of float64 in CUDA."""
     dtype = str(value.ty.dtype)
     if dtype in NARROW:
         with np.errstate(all="ignore"):
             return FloatImm(dtype, float(NARROW[dtype](value.value)))
-    if kind == "cuda" and dtype == "float64" and np.isfinite(value.value) and float(f"{value.value:.15f}") != value.value:
+    if kind == "cuda" and dtype == "float64" and math.isfinite(value.value) and not _is_printed(value.value):
         bits = IntImm("int64", int(np.float64(value.value).view("int64")))
         return tvm.tirx.call_intrin("float64", "tirx.reinterpret", bits)
     return value
+
+
+def _is_printed(value: float) -> bool:
+    return float(f"{value:.15f}") == value
 
 
 def _with_plain_updates(block: SBlock) -> SBlock:

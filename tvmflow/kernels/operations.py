@@ -18,7 +18,7 @@ from tvmflow.kernels.rewriting import PRIORITY, define
 
 NODES = {"add": Add, "sub": Sub, "mul": Mul, "div": Div, "mod": Mod, "floor_div": FloorDiv, "floor_mod": FloorMod}
 NAMES = {node: f"tirx.exact_{name}" for name, node in NODES.items()}
-BY_NAME = {name: node for node, name in NAMES.items()}
+BY_NAME: dict[str, type[Expr]] = {name: node for node, name in NAMES.items()}
 CAST, ROUND = "tirx.exact_cast", "tirx.exact_bfloat16"
 OVERFLOWING = (Add, Sub, Mul)
 QUIET = 0x7FC0  # a NaN of bfloat16
@@ -34,7 +34,7 @@ def name_of(kind: type[Expr]) -> str:
 
 def node_of(value: Call) -> type[Expr]:
     """The kind of node that a call stands for, which is no cast."""
-    return BY_NAME[value.op.name]
+    return BY_NAME[str(value.op.name)]
 
 
 def is_ours(value: Call) -> bool:

@@ -16,8 +16,8 @@ import tvm_ffi
 from tvmflow.artifact import ALIGNMENT, LIBRARY
 from tvmflow.errors import InputError
 from tvmflow.manifest import Manifest, Signature
-from tvmflow.runtime import inputs as inputs_
 from tvmflow.runtime import denormals, vm
+from tvmflow.runtime import inputs as inputs_
 
 COPIED = 1024  # elements; smaller inputs and outputs are copied: that costs less than to hand them over
 Into = Callable[[Any], Any]

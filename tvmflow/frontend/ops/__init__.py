@@ -31,7 +31,7 @@ from tvmflow.frontend.ops import (
     slicing,
     vision,
 )
-from tvmflow.frontend.ops.node import UPSTREAM, Converters, Refusal, converter_class
+from tvmflow.frontend.ops.node import UPSTREAM, Converters, Refusal, converter_class, rounding_class
 
 FAMILIES: tuple[Converters, ...] = (
     activation.CONVERTERS, arithmetic.CONVERTERS, attention.CONVERTERS, contrib.CONVERTERS, indexing.CONVERTERS,
@@ -56,7 +56,7 @@ def convert_map() -> Mapping[str, Any]:
     standard = {name: converter for name, converter in UPSTREAM.items() if name not in NOT_STANDARD}
     ours = {name: converter_class(name, versions, REFUSALS.get(name))
             for family in FAMILIES for name, versions in family.items()}
-    return MappingProxyType(standard | ours)
+    return MappingProxyType(standard | ours | {name: rounding_class(UPSTREAM[name]) for name in ("Cast", "CastLike")})
 
 
 def refusals(node: onnx.NodeProto, opset: int) -> str | None:
