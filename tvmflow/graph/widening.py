@@ -2,8 +2,8 @@
 
 CPUs convert these formats quickly but hardly compute in them: an operator in float16 costs conversions of every
 operand and result, and rounds. ONNX Runtime does the same on CPUs. Inputs, outputs and what is not understood here keep
-their dtypes. What a model rounds by name, in a conversion from or to a narrow format, is rounded here too: importers mark
-it (rounding.py).
+their dtypes. What a model rounds by name, in a conversion from or to a narrow format, is rounded here too, where an
+importer has marked it (rounding.py).
 """
 
 from __future__ import annotations
