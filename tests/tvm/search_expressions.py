@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 import tempfile
 import time
@@ -19,6 +20,7 @@ from test_arithmetic import HOMES, cfg_of, values
 import tvmflow
 from tvmflow import process
 from tvmflow.database import Store
+from tvmflow.errors import TvmflowError
 from tvmflow.flow import compile_model
 
 COUNT = 60
@@ -54,13 +56,17 @@ WAYS: tuple[Callable[[int, Path], Iterator[str]], ...] = (default, narrow, drawn
 
 
 def main(seconds: float = 600, first: int = 1000) -> None:
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
     end = time.monotonic() + seconds
     drawn_count = wrong = 0
     for seed, way in zip(itertools.count(first), itertools.cycle(WAYS), strict=False):
         if time.monotonic() > end:
             break
         with tempfile.TemporaryDirectory() as folder:
-            lines = list(way(seed, Path(folder)))
+            try:
+                lines = list(way(seed, Path(folder)))
+            except TvmflowError as exc:
+                lines = [f"does not compile: {exc}"]
         drawn_count += COUNT // 3 if way is drawn else COUNT
         wrong += len(lines)
         for line in lines:

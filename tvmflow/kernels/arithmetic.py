@@ -5,7 +5,7 @@ variables, not for data. So once a kernel is scheduled, operations on its data b
 see through; when code is generated of them, they are the operations again (kernels/operations.py). What LLVM does after
 that is exact, but for one liberty: it may round a product and a sum once, in a fused multiply-add.
 
-Data is every floating-point number, and every integer that comes from memory or from such a number. Integers made of
+Data is every number that is neither int32 nor int64, and what comes from such a number or from memory. Integers made of
 loop variables and sizes alone stay as they are, so that indices are simplified. Up to that point kernels are TVM's own,
 so that neither schedules nor tuning records depend on this.
 """
@@ -76,7 +76,7 @@ def _operation(values: dict[Var, Expr], widens_bfloat16: bool, node: Expr) -> Ex
     """A call for an operation on data; other nodes stay."""
     operands = [node.value] if isinstance(node, Cast) else [node.a, node.b]
     dtype = str(node.ty.dtype)
-    if not operations.is_float(dtype) and not any(_is_data(operand, values) for operand in operands):
+    if not _holds_data(dtype) and not any(_is_data(operand, values) for operand in operands):
         return node
     name = CAST if isinstance(node, Cast) else name_of(type(node))
     if widens_bfloat16:
@@ -87,14 +87,19 @@ def _operation(values: dict[Var, Expr], widens_bfloat16: bool, node: Expr) -> Ex
 
 
 def _is_data(value: Expr, values: dict[Var, Expr]) -> bool:
-    """Whether a value comes from memory or from floating-point numbers. What was rewritten already is a call."""
-    if isinstance(value, TensorLoad) or operations.is_float(str(getattr(value.ty, "dtype", ""))):
+    """Whether a value comes from memory or from what is no index. What was rewritten already is a call."""
+    if isinstance(value, TensorLoad) or _holds_data(str(getattr(value.ty, "dtype", ""))):
         return True
     if isinstance(value, Call) and operations.is_ours(value):
         return True
     if isinstance(value, Var):
         return value in values and _is_data(values[value], values)
     return any(_is_data(part, values) for part in _parts(value))
+
+
+def _holds_data(dtype: str) -> bool:
+    """Whether indices and conditions never have a dtype."""
+    return dtype.partition("x")[0] not in ("int32", "int64", "bool", "handle", "void", "")
 
 
 def _parts(value: Expr) -> Iterator[Expr]:
