@@ -107,6 +107,8 @@ def _scheduled(part: Part) -> Iterator[tuple[tvm.IRModule, Setting, frozenset[st
         if SCHEDULES in taken:
             steps_ = plan.schedule_steps(chosen.target.kind, cfg.numerics.tf32)
             mod = _run(mod, [step for step in steps_ if step.name != "RecogniseGelu" or VECTOR_MATH in taken])
+        else:
+            mod = _run(mod, plan.exact_steps(chosen.target.kind))
         yield mod, chosen, taken
 
 

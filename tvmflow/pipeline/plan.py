@@ -21,7 +21,7 @@ from tvm.s_tir.schedule import ScheduleError
 from tvmflow.config import Config, KernelSection
 from tvmflow.graph.passes.avoid_layout_faults import AvoidLayoutFaults
 from tvmflow.graph.passes.cancel_transposes import CancelTransposes
-from tvmflow.graph.passes.compute_in_float32 import ComputeInFloat32
+from tvmflow.graph.passes.compute_in_float32 import CompleteBfloat16, ComputeInFloat32
 from tvmflow.graph.passes.drop_empty import DropEmpty
 from tvmflow.graph.passes.fold_exactly import FoldExactly
 from tvmflow.graph.passes.fuse_kernels import FuseTIR
@@ -32,6 +32,8 @@ from tvmflow.graph.passes.rewrite_reshapes import RewriteReshapes
 from tvmflow.graph.passes.split_repacking import FoldRepacking, SplitRepacking
 from tvmflow.graph.passes.split_transposed_convolutions import SplitTransposedConvolutions
 from tvmflow.graph.passes.winograd import ScheduleWinograd, Winograd
+from tvmflow.graph.zeros import KeepZeros
+from tvmflow.kernels.arithmetic import ComputeExactly
 from tvmflow.kernels.rewrites.compare_exactly import CompareExactly
 from tvmflow.kernels.rewrites.prefetch import Prefetch
 from tvmflow.kernels.rewrites.recognise_gelu import RecogniseGelu
@@ -61,7 +63,8 @@ AfterStep = Callable[[Step, tvm.IRModule, float], None]
 def opening_steps(cfg: Config) -> tuple[Step, ...]:
     """What is done to an imported graph first, whatever its layout will be."""
     empty = Step("DropEmpty", "what has no elements needs no kernel", DropEmpty())
-    return (empty, *guard_steps(cfg.graph.guards), *widen_steps(cfg.target.kind, cfg.numerics.widen_half))
+    widen = widen_steps(cfg.target.kind, cfg.numerics.widen_half)
+    return (empty, *guard_steps(cfg.graph.guards), *widen, zeros_step())
 
 
 def kernel_steps(cfg: Config, on_replaced: OnReplaced, measured: Measured = unmeasured) -> tuple[Step, ...]:
@@ -77,6 +80,10 @@ def kernel_steps(cfg: Config, on_replaced: OnReplaced, measured: Measured = unme
 def guard_steps(guards: bool) -> tuple[Step, ...]:
     """Checks at run time, before anything else knows what they guard."""
     return (Step("Guards", "stop at indices out of range and division by zero", Guards()),) if guards else ()
+
+
+def zeros_step() -> Step:
+    return Step("KeepZeros", "x * 0, x + 0 and 0 / x are computed", KeepZeros())
 
 
 def simplify_steps() -> tuple[Step, ...]:
@@ -103,9 +110,9 @@ def simplify_steps() -> tuple[Step, ...]:
 
 
 def widen_steps(kind: str, widen_half: bool) -> tuple[Step, ...]:
-    """Half precision to float32, for a CPU."""
+    """Half precision to float32, for a CPU; else only what cannot be computed in bfloat16."""
     if kind != "llvm" or not widen_half:
-        return ()
+        return (Step("CompleteBfloat16", "what TVM has not for bfloat16, in float32", CompleteBfloat16()),)
     return (Step("ComputeInFloat32", "CPUs convert half precision, they do not compute in it", ComputeInFloat32()),)
 
 
@@ -150,6 +157,7 @@ def fuse_steps(kind: str, prepack: bool | str) -> tuple[Step, ...]:
     return (
         Step("DispatchSampling", "sampling operators to their run-time functions", DispatchSampling()),
         Step("DispatchSortScan", "sort and scan to their run-time functions", DispatchSortScan()),
+        zeros_step(),
         Step("LegalizeOps", "operators to TensorIR", transform.LegalizeOps()),
         Step("AnnotateTIROpPattern", "say what fuses with what", transform.AnnotateTIROpPattern()),
         Step("KeepResizersApart", "paddings are no epilogues: no tile is where they write", KeepResizersApart()),
@@ -204,20 +212,27 @@ def lower_steps() -> tuple[Step, ...]:
 
 def schedule_steps(kind: str, tf32: bool) -> tuple[Step, ...]:
     """Default schedules for kernels that have none, and what follows any schedule; `tf32` allows TF32 tensor cores."""
-    exact = Step("CompareExactly", "conditions and extremes are right for NaN", CompareExactly(kind))
     if kind != "cuda":
         return (
             Step("DefaultSchedule", "register tiles and vectors for untuned kernels", DefaultSchedule()),
             Step("RecogniseGelu", "GELU as one function, however it is written", RecogniseGelu()),
             Step("StartFromInfinity", "of nothing but -inf the maximum is -inf", StartFromInfinity()),
-            exact,
+            *exact_steps(kind),
         )
     tensor_cores = Step("ScheduleTf32", "untuned products on TF32 tensor cores", ScheduleTf32())
     apply = dlight.ApplyDefaultSchedule(*gpu_rules())
     return (
         *([tensor_cores] if tf32 else []),
         Step("ApplyDefaultSchedule", "DLight schedules for untuned kernels", apply),
-        exact,
+        *exact_steps(kind),
+    )
+
+
+def exact_steps(kind: str) -> tuple[Step, ...]:
+    """What keeps TVM's algebra from data, whether kernels are scheduled or not."""
+    return (
+        Step("CompareExactly", "conditions and extremes are right for NaN", CompareExactly(kind)),
+        Step("ComputeExactly", "no algebra on what is rounded or wraps around", ComputeExactly(kind)),
     )
 
 

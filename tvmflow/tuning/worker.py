@@ -24,6 +24,7 @@ from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 
 from tvmflow.errors import SetupError, TargetError
 from tvmflow.host import THREADING
+from tvmflow.kernels import arithmetic
 from tvmflow.kernels.mathematics import vector_math
 from tvmflow.kernels.rewrites import compare_exactly, prefetch, recognise_gelu, start_from_infinity
 
@@ -106,7 +107,7 @@ def library(job: Job, target: tvm.target.Target) -> Any:
     if str(target.kind) == "llvm":
         vector_math.register()  # all as in the library that the schedule ends up in
         mod = prefetch.inserted(start_from_infinity.from_infinity(recognise_gelu.recognised(mod, target)), target)
-    mod = compare_exactly.exact(mod, str(target.kind))
+    mod = arithmetic.exact(compare_exactly.exact(mod, str(target.kind)), str(target.kind))
     with tvm.transform.PassContext(opt_level=3, config={"tirx.disable_assert": True}):
         return tvm.tirx.build(mod, target=target)
 
