@@ -152,7 +152,7 @@ def cfg(tmp_path_factory: pytest.TempPathFactory) -> Config:
 def prepared(cfg: Config) -> Iterator[tuple[tvm.IRModule, tasks.Task]]:
     chosen = setting(cfg)
     with chosen.entered():
-        mod, _ = prepare(cfg, frontend.load(cfg), lambda *step: None)
+        mod, _ = prepare(cfg, frontend.load(cfg))
         (task,) = tasks.extract(mod, {}, chosen.target, cfg.numerics)
         yield mod, task
 

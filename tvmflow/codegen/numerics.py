@@ -14,7 +14,8 @@ twice, and TVM's LLVM code generator has no switch against it (it sets FPOpFusio
 
 NaN and infinity stay values in both modes: masks of -inf are ordinary in models, so LLVM's nnan and ninf are
 never set, and --use_fast_math does not assume their absence. (TVM sets LLVM's NoNaNsFPMath target option
-regardless, and its simplifier takes x - x and x * 0 for 0 and x != x for false, without a switch for either.)
+regardless, and its simplifier takes x - x and x * 0 for 0 and x != x for false, without a switch for either:
+kernels/rewrites/compute_exactly.py and kernels/rewrites/compare_exactly.py keep both from data.)
 LLVM's afn cannot be set: TVM's target has no attribute for it.
 
 TF32 has no switch in any of these layers, because none of them makes use of it unasked: a float32 product

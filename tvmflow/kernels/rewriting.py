@@ -23,3 +23,4 @@ def define(name: str, description: str) -> None:
     _ffi_api.RegisterOp(name, description)
     Op.get(name).set_attr("TCallEffectKind", PURE, PRIORITY)
     Op.get(name).set_attr("TVectorizable", True, PRIORITY)
+    Op.get(name).set_attr("TScriptPrinterName", name.partition(".")[2], PRIORITY)

@@ -224,7 +224,7 @@ def _audited(folder: Path, manifest: Manifest) -> Manifest:
 
 
 def _half_notes(cfg: Config, narrowest: str) -> Iterator[str]:
-    from tvmflow.graph.passes.compute_in_float32 import NARROW
+    from tvmflow.graph.rounding import NARROW
 
     if cfg.target.kind == "llvm" and cfg.numerics.widen_half and narrowest in NARROW:
         yield f"numerics.widen_half: {narrowest} is computed in float32; inputs and outputs keep their dtypes"

@@ -32,6 +32,7 @@ WINOGRAD = ("Winograd", "ScheduleWinograd")
 VECTOR_MATH, SCHEDULES, RECORDS = "VectorMath", "DefaultSchedule", "TuningRecords"
 PLANNING = "StaticPlanBlockMemory"
 GELU = "RecogniseGelu"
+EXACT = ("CompareExactly", "ComputeExactly")  # of the values, not of the schedules: done whatever is taken
 # One step: its first pass leaves functions behind that only its last one takes away.
 PACKING: tuple[PhaseName, ...] = ("pack", "prefetch")
 REPLACEMENT = "ReplaceOperators"
@@ -111,8 +112,13 @@ def _scheduled(part: Part) -> Iterator[tuple[tvm.IRModule, Setting, frozenset[st
         # Keys hold the numerics that they were tuned for, whatever is built here; but TF32 is in the schedules.
         use_records = RECORDS in taken and (TF32 in taken or not part.cfg.numerics.tf32)
         context = context_of(cfg, records=ApplyRecords(part.cfg, chosen.target) if use_records else None)
-        steps_ = plan.steps_of(context, "records", *(("schedule", "rewrite") if SCHEDULES in taken else ()))
-        yield plan.run(mod, [step for step in steps_ if step.name != GELU or VECTOR_MATH in taken]), chosen, taken
+        mod = plan.run(mod, plan.steps_of(context, "records"))
+        if SCHEDULES in taken:
+            steps_ = plan.steps_of(context, "schedule", "rewrite")
+            mod = plan.run(mod, [step for step in steps_ if step.name != GELU or VECTOR_MATH in taken])
+        else:
+            mod = plan.run(mod, [step for step in plan.steps_of(context, "rewrite") if step.name in EXACT])
+        yield mod, chosen, taken
 
 
 def _taken(part: Part) -> tuple[list[Step], frozenset[str]]:

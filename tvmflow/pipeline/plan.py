@@ -22,13 +22,14 @@ from tvm.s_tir.schedule import ScheduleError
 
 from tvmflow.graph.passes.avoid_layout_faults import AvoidLayoutFaults
 from tvmflow.graph.passes.cancel_transposes import CancelTransposes
-from tvmflow.graph.passes.compute_in_float32 import ComputeInFloat32
+from tvmflow.graph.passes.compute_in_float32 import CompleteBfloat16, ComputeInFloat32
 from tvmflow.graph.passes.drop_empty import DropEmpty
 from tvmflow.graph.passes.fold_exactly import FoldExactly
 from tvmflow.graph.passes.fold_repacking import FoldRepacking
 from tvmflow.graph.passes.fuse_kernels import FuseKernels
 from tvmflow.graph.passes.guards import Guards
 from tvmflow.graph.passes.keep_resizers_apart import KeepResizersApart
+from tvmflow.graph.passes.keep_zeros import KeepZeros
 from tvmflow.graph.passes.mark_direct import MarkDirect
 from tvmflow.graph.passes.replace_operators import ReplaceOperators
 from tvmflow.graph.passes.rewrite_reshapes import RewriteReshapes
@@ -38,6 +39,7 @@ from tvmflow.graph.passes.split_transposed_convolutions import SplitTransposedCo
 from tvmflow.graph.passes.take_weights_out import TakeWeightsOut
 from tvmflow.graph.passes.winograd import Winograd
 from tvmflow.kernels.rewrites.compare_exactly import CompareExactly
+from tvmflow.kernels.rewrites.compute_exactly import ComputeExactly
 from tvmflow.kernels.rewrites.prefetch import Prefetch
 from tvmflow.kernels.rewrites.recognise_gelu import RecogniseGelu
 from tvmflow.kernels.rewrites.start_from_infinity import StartFromInfinity
@@ -104,11 +106,10 @@ def _open(context: Context) -> tuple[Step, ...]:
     return (
         _step(DropEmpty(), "what has no elements needs no kernel"),
         *([_step(Guards(), "stop at indices out of range and division by zero")] if context.guards else []),
-        *(
-            [_step(ComputeInFloat32(), "CPUs convert half precision, they do not compute in it")]
-            if context.widen_half
-            else []
-        ),
+        _step(ComputeInFloat32(), "CPUs convert half precision, they do not compute in it")
+        if context.widen_half
+        else _step(CompleteBfloat16(), "what TVM has not for bfloat16, in float32"),
+        _keep_zeros(),
     )
 
 
@@ -164,6 +165,7 @@ def _fuse(context: Context) -> tuple[Step, ...]:
     steps = [
         _step(DispatchSampling(), "sampling operators to their run-time functions"),
         _step(DispatchSortScan(), "sort and scan to their run-time functions"),
+        _keep_zeros(),
         _step(transform.LegalizeOps(), "operators to TensorIR"),
         _step(transform.AnnotateTIROpPattern(), "say what fuses with what"),
         _step(KeepResizersApart(), "paddings are no epilogues: no tile is where they write"),
@@ -198,13 +200,16 @@ def _schedule(context: Context) -> tuple[Step, ...]:
 
 
 def _rewrite(context: Context) -> tuple[Step, ...]:
-    exact = _step(CompareExactly(context.kind), "conditions and extremes are right for NaN")
+    exact = (
+        _step(CompareExactly(context.kind), "conditions and extremes are right for NaN"),
+        _step(ComputeExactly(context.kind), "no algebra on what is rounded or wraps around"),
+    )
     if context.kind != "llvm":
-        return (exact,)
+        return exact
     return (
         _step(RecogniseGelu(), "GELU as one function, however it is written"),
         _step(StartFromInfinity(), "of nothing but -inf the maximum is -inf"),
-        exact,
+        *exact,
     )
 
 
@@ -240,6 +245,10 @@ def _lower() -> tuple[Step, ...]:
         _step(transform.VMShapeLower(), "symbolic shapes to the shape heap"),
         _step(transform.AttachGlobalSymbol(), "name what is exported"),
     )
+
+
+def _keep_zeros() -> Step:
+    return _step(KeepZeros(), "x * 0, x + 0 and 0 / x are computed")
 
 
 def _step(apply: tvm.ir.transform.Pass, why: str) -> Step:

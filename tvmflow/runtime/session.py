@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import re
 import statistics
@@ -17,7 +18,7 @@ from tvmflow.artifact import ALIGNMENT, LIBRARY
 from tvmflow.errors import ArtifactError, InputError, last_line
 from tvmflow.files import read_regular
 from tvmflow.manifest import Manifest, Signature, TensorSpec
-from tvmflow.runtime import content, fork, vm
+from tvmflow.runtime import content, denormals, fork, vm
 from tvmflow.runtime import inputs as inputs_
 
 COPIED = 1024  # elements; smaller inputs and outputs are copied: that costs less than to hand them over
@@ -51,6 +52,7 @@ class Session:
         self._outputs = tuple(spec.name for spec in self.signature.outputs)
         self._output_dtypes = tuple(spec.dtype for spec in self.signature.outputs)
         self._exact = _exact(self.signature)
+        self._keeps_denormals = not on_gpu and not manifest.config["numerics"]["fast_math"]
         self._checked = False  # whether outputs were seen that are what the manifest says
 
     @property
@@ -71,6 +73,12 @@ class Session:
     def run_list(self, inputs: Mapping[str, Any], into: Into | None = None) -> list[Any]:
         """Like `run`, with the outputs as a list in the signature's order."""
         fork.check()
+        if self._keeps_denormals and denormals.are_flushed():
+            with denormals.kept():
+                return self._run_somewhere(inputs, into)
+        return self._run_somewhere(inputs, into)
+
+    def _run_somewhere(self, inputs: Mapping[str, Any], into: Into | None) -> list[Any]:
         if self._device == vm.CUDA or vm.use_threads(self.threads):
             return self._run(inputs, into)
         return vm.lasting_threads().submit(self._run_there, inputs, into).result()
@@ -104,8 +112,9 @@ class Session:
         """
         machine = vm.Machine(self._library, self._device == vm.CUDA)
         machine.module["set_instrument"](around)
-        vm.use_threads(self.threads, always=True)
-        return self._run_on(machine, self._fitting(inputs), None)
+        with denormals.kept() if self._keeps_denormals else contextlib.nullcontext():
+            vm.use_threads(self.threads, always=True)
+            return self._run_on(machine, self._fitting(inputs), None)
 
     def _first_machine(self, on_gpu: bool) -> vm.Machine:
         try:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tvm
 
+from tvmflow.kernels import operations
 from tvmflow.kernels.rewrites import compare_exactly
 
 HERE = Path(__file__).resolve().parent
@@ -26,6 +27,7 @@ def built(name: str, variant: dict[str, Any]) -> Any:
 
         vector_math.register()
     compare_exactly.register()
+    operations.register()
     module = tvm.ir.load_json((HERE / f"{name}.json").read_text())
     with tvm.transform.PassContext(opt_level=3, config=variant["options"]):
         return tvm.compile(module, tvm.target.Target(variant["target"]))["main"]

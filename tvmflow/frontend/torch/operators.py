@@ -15,6 +15,7 @@ from tvm import relax
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter as Importer
 
 from tvmflow.frontend.torch.symbols import expression, variables
+from tvmflow.graph import rounding
 
 Converter = Callable[[Any, Importer], relax.Expr]
 Pick = Callable[[relax.Expr, relax.Expr], relax.Expr]
@@ -98,6 +99,19 @@ def _hardtanh(node: Any, importer: Importer) -> relax.Expr:
     x, dtype = importer.env[node.args[0]], _dtype(importer.env[node.args[0]])
     low, high = _argument(node, 1, "min_val", -1.0), _argument(node, 2, "max_val", 1.0)
     return _at_most(_at_least(x, relax.const(low, dtype)), relax.const(high, dtype))
+
+
+def _converted(name: str) -> Converter:
+    """A conversion that PyTorch knows of; TVM's own where no narrow format is rounded."""
+
+    def convert(node: Any, importer: Importer) -> relax.Expr:
+        x, wanted = importer.env[node.args[0]], node.meta["val"].dtype
+        dtype = importer._convert_data_type(wanted)
+        if dtype == _dtype(x) or not {dtype, _dtype(x)} & set(HALF):
+            return importer.create_convert_map()[name](node)
+        return rounding.converted(importer.block_builder, x, dtype)
+
+    return convert
 
 
 def _matmul(node: Any, importer: Importer) -> relax.Expr:
@@ -262,6 +276,8 @@ def _getitem(node: Any, importer: Importer) -> relax.Expr:
 
 
 OPERATORS: dict[str, Converter] = {
+    "_to_copy.default": _converted("_to_copy.default"),
+    "to.dtype": _converted("to.dtype"),
     "relu.default": _relu,
     "clamp.default": _clamp,
     "clamp.Tensor": _clamp,

@@ -31,7 +31,7 @@ from tvmflow.frontend.onnx.ops import (
     slicing,
     vision,
 )
-from tvmflow.frontend.onnx.ops.node import UPSTREAM, Converters, Refusal, converter_class
+from tvmflow.frontend.onnx.ops.node import UPSTREAM, Converters, Refusal, converter_class, rounding_class
 
 FAMILIES: tuple[Converters, ...] = (
     activation.CONVERTERS,
@@ -82,7 +82,7 @@ def convert_map() -> Mapping[str, Any]:
         for family in FAMILIES
         for name, versions in family.items()
     }
-    return MappingProxyType(standard | ours)
+    return MappingProxyType(standard | ours | {name: rounding_class(UPSTREAM[name]) for name in ("Cast", "CastLike")})
 
 
 def refusals(node: onnx.NodeProto, _opset: int) -> str | None:

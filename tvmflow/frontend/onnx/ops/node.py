@@ -15,6 +15,7 @@ from tvm import relax, tirx
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from tvmflow.errors import UnsupportedError
+from tvmflow.graph import rounding
 
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 SIGNED = frozenset({"int8", "int16", "int32", "int64"})
@@ -180,6 +181,21 @@ def converter_class(op_type: str, versions: Mapping[int, Converter], refusal: Re
 
     namespace: dict[str, Any] = {"get_converter": classmethod(get_converter)}
     return type(re.sub(r"\W", "_", op_type), (onnx_frontend.OnnxOpConverter,), namespace)
+
+
+def rounding_class(upstream: Any) -> type:
+    """TVM's class for a conversion of the model's, with marks where narrow formats are rounded."""
+
+    def get_converter(_cls: type, opset: int) -> Callable[..., Any]:
+        def convert(builder: Any, inputs: Any, attributes: Any, graph: Any) -> Any:
+            operands = onnx_frontend.onnx_input([rounding.marked(builder, inputs[0]), *list(inputs)[1:]])
+            value = upstream.get_converter(opset)(builder, operands, attributes, graph)
+            is_call = isinstance(value, relax.Call)
+            return rounding.marked(builder, builder.normalize(value) if is_call else value)
+
+        return convert
+
+    return type(f"Rounding{upstream.__name__}", (upstream,), {"get_converter": classmethod(get_converter)})
 
 
 def constant_of(value: Any, graph: Sequence[Any]) -> np.ndarray[Any, Any] | None:

@@ -1,0 +1,138 @@
+"""Operations on data as calls, and the code that is generated of the calls.
+
+On integers of 32 and 64 bits LLVM code by TVM says that no operation overflows, and so does C++ of signed integers. So
+they are computed in twice as many bits by LLVM, which makes one instruction of it, and without a sign in CUDA.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+from tvm import tirx
+from tvm.ir import Call
+from tvm.tirx import Add, Broadcast, Cast, Div, FloorDiv, FloorMod, Mod, Mul, Select, Sub
+
+from tvmflow.kernels.mathematics.lanes import Expr
+from tvmflow.kernels.rewriting import PRIORITY, define
+
+NODES = {"add": Add, "sub": Sub, "mul": Mul, "div": Div, "mod": Mod, "floor_div": FloorDiv, "floor_mod": FloorMod}
+NAMES = {node: f"tirx.exact_{name}" for name, node in NODES.items()}
+BY_NAME: dict[str, type[Expr]] = {name: node for node, name in NAMES.items()}
+CAST, ROUND = "tirx.exact_cast", "tirx.exact_bfloat16"
+OVERFLOWING = (Add, Sub, Mul)
+QUIET = 0x7FC0  # a NaN of bfloat16
+
+
+def call(name: str, dtype: str, *args: Expr) -> Call:
+    return tirx.call_intrin(dtype, name, *args)
+
+
+def name_of(kind: type[Expr]) -> str:
+    return NAMES[kind]
+
+
+def node_of(value: Call) -> type[Expr]:
+    """The kind of node that a call stands for, which is no cast."""
+    return BY_NAME[str(value.op.name)]
+
+
+def is_ours(value: Call) -> bool:
+    return getattr(value.op, "name", "") in (*BY_NAME, CAST, ROUND)
+
+
+def is_float(dtype: str) -> bool:
+    return dtype.startswith(("float", "bfloat"))
+
+
+def is_bfloat16(dtype: str) -> bool:
+    return dtype.startswith("bfloat16")
+
+
+def with_element(element: str, dtype: str) -> str:
+    """A dtype of as many lanes as `dtype` has."""
+    lanes = dtype.partition("x")[2]
+    return f"{element}x{lanes}" if lanes else element
+
+
+def widened(value: Expr) -> Expr:
+    """bfloat16 as float32, other values as they are."""
+    dtype = str(value.ty.dtype)
+    return call(CAST, with_element("float32", dtype), value) if is_bfloat16(dtype) else value
+
+
+def rounded(value: Expr) -> Expr:
+    """float32 rounded to bfloat16. TVM's own conversion is left out where code is generated, and wrong for NaN."""
+    dtype = str(value.ty.dtype)
+    return call("tirx.reinterpret", with_element("bfloat16", dtype), call(ROUND, with_element("uint16", dtype), value))
+
+
+@functools.cache
+def register() -> None:
+    """Makes code of this process do what the calls say; every process that builds or reads such kernels calls it."""
+    for name in (*BY_NAME, CAST, ROUND):
+        define(name, "an operation on data, which is not simplified")
+        for target, lowered in (("llvm", _in_llvm), ("cuda", _in_cuda)):
+            rule = functools.partial(_lower, lowered)
+            tirx.register_intrin_lowering(name, target=target, f=rule, level=PRIORITY)
+
+
+def _lower(integers: Callable[[type[Expr], Expr, Expr], Expr], value: Expr) -> Expr:
+    """The operation itself, and those of its operands: a product within a sum must be seen as one."""
+    if isinstance(value, Broadcast):
+        return Broadcast(_lower(integers, value.value), value.lanes)
+    if not isinstance(value, Call) or not is_ours(value):
+        return value
+    dtype, name = str(value.ty.dtype), value.op.name
+    args = [_lower(integers, arg) for arg in value.args]
+    if name == ROUND:
+        return _bits_of_bfloat16(args[0])
+    if name == CAST:
+        return _converted(args[0], dtype)
+    a, b = (_converted(arg, dtype) for arg in args)  # indices may have become narrower
+    return BY_NAME[name](a, b) if is_float(dtype) else integers(BY_NAME[name], a, b)
+
+
+def _converted(value: Expr, dtype: str) -> Expr:
+    return value if str(value.ty.dtype) == dtype else Cast(dtype, value)
+
+
+def _in_llvm(kind: type[Expr], a: Expr, b: Expr) -> Expr:
+    dtype = a.ty.dtype
+    if kind in (FloorDiv, FloorMod):
+        return kind(_unbounded(a), _unbounded(b))
+    if kind not in OVERFLOWING or dtype.bits < 32:
+        return kind(a, b)
+    signed, wide = (with_element(f"int{bits}", str(dtype)) for bits in (dtype.bits, 2 * dtype.bits))
+    return _converted(Cast(wide, kind(*(Cast(wide, _converted(arg, signed)) for arg in (a, b)))), str(dtype))
+
+
+def _in_cuda(kind: type[Expr], a: Expr, b: Expr) -> Expr:
+    dtype = a.ty.dtype
+    if kind not in OVERFLOWING:
+        return kind(a, b)
+    between = with_element("int32" if dtype.bits < 32 else f"uint{dtype.bits}", str(dtype))
+    return _converted(kind(_converted(a, between), _converted(b, between)), str(dtype))
+
+
+def _unbounded(value: Expr) -> Expr:
+    """`value`, of which TVM knows no bounds: those that it finds do not hold for what wraps around."""
+    if isinstance(value, tirx.IntImm) or (isinstance(value, Broadcast) and isinstance(value.value, tirx.IntImm)):
+        return value
+    return call("tirx.reinterpret", str(value.ty.dtype), value)
+
+
+def _bits_of_bfloat16(value: Expr) -> Expr:
+    """The upper half of float32 values, rounded to the nearest, to even between two; of NaN one that stays NaN."""
+    dtype = str(value.ty.dtype)
+    wide, narrow = with_element("uint32", dtype), with_element("uint16", dtype)
+
+    def number(of: int, like: str) -> Expr:
+        return tirx.const(of, like)
+
+    bits = tirx.reinterpret(wide, value)
+    upper = bits >> number(16, wide)
+    rounded_up = Add(Add(bits, upper & number(1, wide)), number(0x7FFF, wide)) >> number(16, wide)
+    magnitude = bits & number(0x7FFFFFFF, wide)
+    quiet = upper | number(0x40, wide)
+    return Cast(narrow, Select(tirx.GT(magnitude, number(0x7F800000, wide)), quiet, rounded_up))
