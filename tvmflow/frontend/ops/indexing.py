@@ -9,6 +9,7 @@ from tvm import relax, tirx
 
 from tvmflow.frontend.ops.guard import in_range, require
 from tvmflow.frontend.ops.node import FLOATS, Converters, Node, dtype_of, in_float32, scalar
+from tvmflow.frontend.order import places_of_extremes
 
 REDUCTIONS = {"none": "update", "add": "add", "mul": "mul", "min": "min", "max": "max"}
 
@@ -148,37 +149,15 @@ def _arg_extreme(largest: bool) -> Any:
 
 
 def _arg_of(node: Node, largest: bool) -> Any:
-    """NaN is passed over, except one in front, which wins: what ONNX Runtime does.
-
-    TVM starts from the type's lowest number with the index -1, which wins against its like: no element may reach it.
-    """
-    op, x, dtype = node.op, in_float32(node, node.x), node.dtype()
+    """NaN is passed over, except one in front, which wins: what ONNX Runtime does."""
+    op, x = node.op, in_float32(node, node.x)
     axis, keepdims = node.axis(node.integer("axis", 0)), bool(node.integer("keepdims", 1))
-    size = node.shape(0, [axis])[0]
-    if size == 0:
+    if node.dims()[axis] == 0:
         raise node.refuse("the reduced axis is empty", "correct the model")
-    if dtype in FLOATS:
-        limit = float(np.nextafter(np.finfo(dtype_of(x)).max, 0))
-        x = op.where(op.isnan(x), _first_best(x, axis, size, limit if largest else -limit), x)
-        x = op.maximum(scalar(-limit, dtype_of(x)), x) if largest else op.minimum(scalar(limit, dtype_of(x)), x)
-    elif dtype == "uint64":
-        raise node.refuse("uint64 is not supported", "cast to int64 before it")
-    elif dtype == "int64":
-        x = op.maximum(x, scalar(-2**63 + 1, dtype)) if largest else op.minimum(x, scalar(2**63 - 2, dtype))
-    else:
-        x = op.astype(x, "int64")
-    last = bool(node.integer("select_last_index", 0))
-    if last:
-        x = op.flip(x, axis)
-    found = (op.argmax if largest else op.argmin)(x, axis, keepdims)
-    return op.subtract(scalar(size - 1, "int64"), found) if last else found
-
-
-def _first_best(x: Any, axis: int, size: int, best: float) -> Any:
-    """What stands for a NaN: the best value in the first place along the axis, else the worst."""
-    values = np.full(size, -best)
-    values[0] = best
-    return relax.const(values.reshape((-1,) + (1,) * (int(x.ty.ndim) - axis - 1)).astype(dtype_of(x)), dtype_of(x))
+    place = places_of_extremes(op, x, axis, largest, bool(node.integer("select_last_index", 0)))
+    if node.dtype() in FLOATS:
+        place = op.where(op.isnan(op.strided_slice(x, [axis], [0], [1])), scalar(0, "int64"), place)
+    return place if keepdims else op.squeeze(place, [axis])
 
 
 def _compress(node: Node) -> Any:
