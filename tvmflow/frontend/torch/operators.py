@@ -14,6 +14,8 @@ import tvm
 from tvm import relax
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter as Importer
 
+from tvmflow.frontend.emitter import Emitter
+from tvmflow.frontend.order import sort_keys
 from tvmflow.frontend.torch.symbols import expression, variables
 
 Converter = Callable[[Any, Importer], relax.Expr]
@@ -229,13 +231,24 @@ def _view(node: Any, importer: Importer) -> relax.Expr:
     return importer._emit_torch_reshape(importer.env[node.args[0]], sizes_of(node, importer))
 
 
-def _stable_sort(node: Any, importer: Importer) -> relax.Expr:
-    """aten.sort.stable(x, *, stable, dim=-1, descending=False)"""
-    x = importer.env[node.args[0]]
-    dim, descending = _argument(node, 2, "dim", -1), _argument(node, 3, "descending", False)
-    order = importer.block_builder.emit(relax.op.argsort(x, dim, descending, dtype="int64"))
-    values = importer.block_builder.emit(relax.op.gather_elements(x, order, axis=dim))
-    return importer.block_builder.emit(relax.Tuple([values, order]))
+def _sort(first: int, values: bool = True) -> Converter:
+    """Sorts, or gives the order alone; stable, which any sort may be. `first` is the place of the argument `dim`."""
+
+    def convert(node: Any, importer: Importer) -> relax.Expr:
+        x, op = importer.env[node.args[0]], Emitter(importer.block_builder)
+        dim, descending = _argument(node, first, "dim", -1), _argument(node, first + 1, "descending", False)
+        order = op.argsort(sort_keys(op, x), dim, descending, dtype="int64")
+        return relax.Tuple([op.gather_elements(x, order, axis=dim), order]) if values else order
+
+    return convert
+
+
+def _top_k(node: Any, importer: Importer) -> relax.Expr:
+    """aten.topk(x, k, dim=-1, largest=True, sorted=True)"""
+    x, op = importer.env[node.args[0]], Emitter(importer.block_builder)
+    k, dim, largest = node.args[1], _argument(node, 2, "dim", -1), _argument(node, 3, "largest", True)
+    places = op.topk(sort_keys(op, x), k, dim, ret_type="indices", largest=largest, dtype="int64")
+    return relax.Tuple([op.gather_elements(x, places, axis=dim), places])
 
 
 def _getitem(node: Any, importer: Importer) -> relax.Expr:
@@ -269,7 +282,11 @@ OPERATORS: dict[str, Converter] = {
     "scatter.value": _scatter("update"),
     "scatter_add.default": _scatter("add"),
     "scatter_reduce.two": _scatter(None),
-    "sort.stable": _stable_sort,
+    "sort.default": _sort(1),
+    "sort.stable": _sort(2),
+    "argsort.default": _sort(1, values=False),
+    "argsort.stable": _sort(2, values=False),
+    "topk.default": _top_k,
     "full.default": _full,
     "full_like.default": _full,
     "scalar_tensor.default": _scalar_tensor,
