@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from tvm import relax, tirx
 
-from tvmflow.frontend.ops.guard import in_range, require
+from tvmflow.frontend.ops.guard import in_range, lengths_within, require
 from tvmflow.frontend.ops.node import FLOATS, Converters, Node, dtype_of, in_float32, scalar
 from tvmflow.frontend.order import places_of_extremes
 
@@ -78,13 +78,8 @@ def _one_hot(node: Node) -> Any:
 
 def _reverse_sequence(node: Node) -> Any:
     batch, time = node.integer("batch_axis", 1), node.integer("time_axis", 0)
-    lengths = node.tensor(1)
-    limit = node.shape(0, [time])[0]
-    op = node.op
-    ok = op.logical_and(op.greater_equal(lengths, scalar(0, dtype_of(lengths))),
-                        op.less_equal(lengths, scalar(limit, dtype_of(lengths))))
-    require(node, ok, "length_in_range")
-    return op.reverse_sequence(node.x, op.astype(lengths, "int32"), seq_axis=time, batch_axis=batch)
+    lengths = node.op.astype(lengths_within(node, 1, node.dims()[time]), "int32")
+    return node.op.reverse_sequence(node.x, lengths, seq_axis=time, batch_axis=batch)
 
 
 def _tensor_scatter(node: Node) -> Any:
@@ -99,7 +94,9 @@ def _tensor_scatter(node: Node) -> Any:
     if node.text("mode", "linear") == "circular":
         places = op.floor_mod(places, scalar(size, "int64"))
     else:
-        require(node, op.less(places, scalar(size, "int64")), "place_in_range")
+        inside = op.logical_and(op.less(places, scalar(size, "int64")), op.greater_equal(places, scalar(0, "int64")))
+        require(node, inside, "place_in_range")
+        places = op.where(inside, places, scalar(0, "int64"))
     return op.scatter_elements(node.x, places, node.tensor(1), axis=axis)
 
 
@@ -161,10 +158,7 @@ def _arg_of(node: Node, largest: bool) -> Any:
 
 
 def _compress(node: Node) -> Any:
-    condition = node.constant(1)
-    if condition is None:
-        return node.upstream()
-    picked = np.flatnonzero(condition)
+    picked = np.flatnonzero(node.known(1, "condition"))
     x, axis = node.x, node.attributes.get("axis")
     x = node.op.reshape(x, (-1,)) if axis is None else x
     return node.op.take(x, relax.const(picked, "int64"), 0 if axis is None else node.axis(int(axis)))
