@@ -16,6 +16,7 @@ from tvm.relax.frontend.torch.exported_program_translator import ExportedProgram
 
 from tvmflow.frontend.emitter import Emitter
 from tvmflow.frontend.order import sort_keys
+from tvmflow.frontend.powers import integer_power
 from tvmflow.frontend.torch.symbols import expression, variables
 
 Converter = Callable[[Any, Importer], relax.Expr]
@@ -161,6 +162,15 @@ def _scatter(reduction: str | None) -> Converter:
     return convert
 
 
+def _power(node: Any, importer: Importer) -> relax.Expr:
+    """Of integers exactly; TVM's power is for floating-point numbers."""
+    base, exponent = importer.retrieve_args(node)
+    if "float" in _dtype(base):
+        return relax.op.power(base, exponent)
+    most = int(exponent.value.numpy().max()) if isinstance(exponent, relax.Constant) else -1
+    return integer_power(Emitter(importer.block_builder), base, exponent, None if most < 0 else most)
+
+
 def _scalar_tensor(node: Any, importer: Importer) -> relax.Expr:
     dtype = importer._convert_data_type(node.meta["val"].dtype)
     return _scalar(importer.retrieve_args(node)[0], dtype, importer)
@@ -289,6 +299,7 @@ OPERATORS: dict[str, Converter] = {
     "topk.default": _top_k,
     "full.default": _full,
     "full_like.default": _full,
+    "pow.Tensor_Tensor": _power,
     "scalar_tensor.default": _scalar_tensor,
     operator.getitem.__name__: _getitem,
 }
