@@ -13,7 +13,7 @@ import numpy as np
 import tvm_ffi
 
 from tvmflow.artifact import ALIGNMENT, LIBRARY
-from tvmflow.errors import InputError
+from tvmflow.errors import InputError, first_line
 from tvmflow.manifest import Manifest, Signature
 from tvmflow.runtime import inputs as inputs_
 from tvmflow.runtime import vm
@@ -122,6 +122,9 @@ class Session:
 
     def _fitting(self, inputs: Mapping[str, Any]) -> list[Any]:
         """The inputs in the signature's order, as arrays or tensors of the run time; raises InputError."""
+        if not isinstance(inputs, Mapping):
+            raise InputError(f"inputs are given by name, not as a {type(inputs).__name__}",
+                             f"give a dictionary with {', '.join(f'`{name}`' for name in self._inputs)}")  # fmt: skip
         values = [inputs.get(name) for name in self._inputs]
         if self._exact is not None and len(inputs) == len(values):
             for value, (dtype, shape) in zip(values, self._exact, strict=True):
@@ -200,14 +203,14 @@ def as_array(name: str, value: Any, device: int) -> Any:
 
     Raises InputError for what is none of them, and for a tensor that neither is on the CPU nor where the library runs.
     """
+    value = inputs_.plain(name, value)
     if isinstance(value, np.ndarray):
         return value
     try:
-        if not hasattr(value, "__dlpack__"):
-            return np.asarray(value)
         tensor = tvm_ffi.from_dlpack(value)
+        str(tensor.dtype)  # fails for a type that the run time does not know
     except (TypeError, ValueError, RuntimeError, BufferError) as exc:
-        raise InputError(f"`{name}`: not an array: {exc}", "give a numpy array or a tensor with DLPack") from None
+        raise InputError(f"`{name}`: not an array that can be read: {first_line(exc)}", inputs_.GIVE) from None
     place = tensor.device
     if place.dlpack_device_type() != vm.CPU and (place.dlpack_device_type(), place.index) != (device, 0):
         raise InputError(f"`{name}`: lies on {place}, the library runs on {'cuda:0' if device == vm.CUDA else 'cpu'}",
