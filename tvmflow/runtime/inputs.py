@@ -40,6 +40,13 @@ def plain(name: str, value: Any) -> Any:
     return array
 
 
+def check_named(signature: Signature, given: object) -> None:
+    """Raises InputError for inputs that are no mapping."""
+    if not isinstance(given, Mapping):
+        names = ", ".join(f"`{spec.name}`" for spec in signature.inputs)
+        raise InputError(f"inputs are given by name, not as a {type(given).__name__}", f"give a dictionary with {names}")
+
+
 def check(signature: Signature, arrays: Mapping[str, np.ndarray]) -> None:
     """Raises InputError with every fault: names, dtypes, ranks, sizes, and dimensions that contradict each other."""
     expected = {spec.name: spec for spec in signature.inputs}

@@ -19,6 +19,7 @@ from tvmflow.runtime import inputs as inputs_
 from tvmflow.runtime import vm
 
 COPIED = 1024  # elements; smaller inputs and outputs are copied: that costs less than to hand them over
+OUT_OF_MEMORY = ("bad_alloc", "out of memory", "out_of_memory")  # what TVM's allocators say, in lower case
 Into = Callable[[Any], Any]
 
 
@@ -122,9 +123,7 @@ class Session:
 
     def _fitting(self, inputs: Mapping[str, Any]) -> list[Any]:
         """The inputs in the signature's order, as arrays or tensors of the run time; raises InputError."""
-        if not isinstance(inputs, Mapping):
-            raise InputError(f"inputs are given by name, not as a {type(inputs).__name__}",
-                             f"give a dictionary with {', '.join(f'`{name}`' for name in self._inputs)}")  # fmt: skip
+        inputs_.check_named(self.signature, inputs)
         values = [inputs.get(name) for name in self._inputs]
         if self._exact is not None and len(inputs) == len(values):
             for value, (dtype, shape) in zip(values, self._exact, strict=True):
@@ -156,7 +155,10 @@ class Session:
     def _call(self, machine: vm.Machine, args: list[Any]) -> Any:
         try:
             return machine.main(*args, *self._constants)
-        except RuntimeError as exc:
+        except (RuntimeError, MemoryError) as exc:
+            if isinstance(exc, MemoryError) or any(said in str(exc).lower() for said in OUT_OF_MEMORY):
+                raise InputError("for these inputs the library needs more memory than there is",
+                                 "give smaller inputs, or values that do not ask for large outputs") from exc  # fmt: skip
             if "match_cast" not in str(exc):
                 raise
             # Indices and divisors are guarded by a cast to a shape that only holds while they are in range.
@@ -164,7 +166,7 @@ class Session:
             what = f"{guard[1]} does not hold: " if guard else ""
             raise InputError(
                 f"values of the inputs do not fit: {what}an index is out of range, a divisor is 0, or sizes disagree",
-                "correct the values: indices lie within the axis that they pick from, divisors are not 0",
+                "correct the values: indices lie within the axis that they pick from, divisors are not 0, sizes fit",
             ) from exc
 
     def _results(self, outputs: list[Any], args: list[Any], into: Into | None) -> list[Any]:
