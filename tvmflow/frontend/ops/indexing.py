@@ -66,6 +66,8 @@ def _same(a: Any, b: Any) -> bool:
 def _one_hot(node: Node) -> Any:
     """`depth` columns; an index outside [-depth, depth) gives a row of off-values."""
     op, depth = node.op, int(node.known(1, "depth").item())
+    if depth <= 0:
+        raise node.refuse(f"depth = {depth} leaves no column", "correct the model")
     rank = node.rank()
     axis = node.axis(node.integer("axis", -1), rank + 1)
     indices = op.astype(node.x, "int64")
