@@ -114,6 +114,7 @@ def build_from_infinity(folder: str) -> None:
     import tvm
     from tvm import relax
     from tvm.s_tir import dlight
+
     from tvmflow.graph.passes import gpu_rules
     from tvmflow.kernels.comparisons import CompareExactly
     from tvmflow.kernels.extremes import StartFromInfinity

@@ -28,7 +28,8 @@ class Picks(torch.nn.Module):
         rows = self.rows(ids)
         written = torch.zeros_like(rows).scatter(0, at, rows)
         picked = self.rows.weight[ids, (ids % 4) - 4]
-        return rows.gather(1, at % 4) + picked[:, None], written, torch.div(ids, divisor, rounding_mode="floor"), ids % divisor
+        gathered = rows.gather(1, at % 4) + picked[:, None]
+        return gathered, written, torch.div(ids, divisor, rounding_mode="floor"), ids % divisor
 
 def make():
     n = torch.export.Dim("n", min=2, max=64)

@@ -244,12 +244,12 @@ def test_all_that_gives_as_much_as_values_say_is_refused_at_once(tmp_path: Path)
     outputs = [helper.make_empty_tensor_value_info(name) for name in "abd"]
     graph = helper.make_graph(nodes, "g", inputs, outputs)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    with pytest.raises(UnsupportedError, match="(?s)3 things .*first.*depends on values.*second.*third") as caught:
+    with pytest.raises(UnsupportedError, match=r"(?s)3 things .*first.*depends on values.*second.*third") as caught:
         imported(model, tmp_path)
     assert "NonZero" in caught.value.message
 
 
 def test_one_hot_of_no_column_is_refused(tmp_path: Path) -> None:
     weights = {"depth": np.array(-4), "values": np.array([0, 1], "f4")}
-    with pytest.raises(UnsupportedError, match="node1.*depth = -4"):
+    with pytest.raises(UnsupportedError, match=r"node1.*depth = -4"):
         imported(one_node("OneHot", {"i": np.array([0, 1])}, weights), tmp_path)

@@ -29,7 +29,7 @@ class Marked:
 
 
 @pytest.mark.parametrize("value", [
-    X, np.asfortranarray(X), X[::-1, ::-1], np.ma.masked_array(X), np.matrix(X), np.broadcast_to(np.float32(2), (2, 3)),
+    X, np.asfortranarray(X), X[::-1, ::-1], np.ma.masked_array(X), np.broadcast_to(np.float32(2), (2, 3)),
 ])  # fmt: skip
 def test_arrays_that_are_taken(value: Any) -> None:
     given = inputs.plain("x", value)

@@ -13,8 +13,10 @@ LOW_BITS = 6  # of an exponent; they are squared and multiplied over
 
 
 def integer_power(op: Any, base: Any, exponent: Any, most: int | None = None) -> Any:
-    """`base` to `exponent` in the type of `base`; `op` is an Emitter, `most` the largest exponent where all are known and
-    none is negative. A negative exponent leaves powers of 1 and -1 alone, and makes 0 of all else.
+    """`base` to `exponent` in the type of `base`; `op` is an Emitter.
+
+    `most` is the largest exponent, where all are known and none is negative. A negative exponent leaves powers of 1
+    and -1 alone, and makes 0 of all else.
     """
     dtype, unsigned = dtype_of(base), dtype_of(exponent).startswith("u")
     wide = "uint64" if unsigned else "int64"

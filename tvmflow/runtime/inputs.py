@@ -44,7 +44,8 @@ def check_named(signature: Signature, given: object) -> None:
     """Raises InputError for inputs that are no mapping."""
     if not isinstance(given, Mapping):
         names = ", ".join(f"`{spec.name}`" for spec in signature.inputs)
-        raise InputError(f"inputs are given by name, not as a {type(given).__name__}", f"give a dictionary with {names}")
+        raise InputError(f"inputs are given by name, not as a {type(given).__name__}",
+                         f"give a dictionary with {names}")  # fmt: skip
 
 
 def check(signature: Signature, arrays: Mapping[str, np.ndarray]) -> None:

@@ -157,8 +157,10 @@ class Session:
             return machine.main(*args, *self._constants)
         except (RuntimeError, MemoryError) as exc:
             if isinstance(exc, MemoryError) or any(said in str(exc).lower() for said in OUT_OF_MEMORY):
-                raise InputError("for these inputs the library needs more memory than there is",
-                                 "give smaller inputs, or values that do not ask for large outputs") from exc  # fmt: skip
+                raise InputError(
+                    "for these inputs the library needs more memory than there is",
+                    "give smaller inputs, or values that do not ask for large outputs",
+                ) from exc
             if "match_cast" not in str(exc):
                 raise
             # Indices and divisors are guarded by a cast to a shape that only holds while they are in range.

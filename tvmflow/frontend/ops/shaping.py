@@ -13,7 +13,6 @@ from tvmflow.frontend.ops.guard import require, require_equal
 from tvmflow.frontend.ops.node import Converters, Node, numpy_dtype, scalar
 from tvmflow.frontend.sizes import SizeArithmetic, is_size
 
-
 MOST_ELEMENTS = 2.0**40  # of a tensor whose size is computed at run time
 
 

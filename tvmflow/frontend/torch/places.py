@@ -27,26 +27,27 @@ _library.define("in_range(Tensor index, SymInt size) -> Tensor")
 _library.define("take(Tensor x, int dim, Tensor index) -> Tensor")
 
 
-@torch.library.impl(_library, "in_range", "CompositeExplicitAutograd")
 def _in_range(index: torch.Tensor, size: int) -> torch.Tensor:
     if not bool(((index >= -size) & (index < size)).all()):
         raise IndexError(f"an index is out of range for size {size}")
     return torch.where(index < 0, index + size, index)
 
 
-@torch.library.impl(_library, "take", "CompositeExplicitAutograd")
 def _take_by_pytorch(x: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
     return x.index_select(dim, index)
 
 
-@torch.library.register_fake("tvmflow::in_range", lib=_library)
 def _in_range_fake(index: torch.Tensor, size: int) -> torch.Tensor:
     return torch.empty_like(index)
 
 
-@torch.library.register_fake("tvmflow::take", lib=_library)
 def _take_fake(x: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
     return x.new_empty([*x.shape[:dim], index.shape[0], *x.shape[dim + 1:]])
+
+
+for _name, _function, _fake in (("in_range", _in_range, _in_range_fake), ("take", _take_by_pytorch, _take_fake)):
+    _library.impl(_name, _function, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"tvmflow::{_name}", _fake, lib=_library)
 
 
 def _argument(node: Any, index: int, name: str, default: Any = None) -> Any:
