@@ -19,8 +19,8 @@ def in_range(node: Node, index: int, extents: Any, from_end: bool = True) -> Any
     """An operand's indices counted from the front, after a check that all are in [-extent, extent).
 
     `extents` is the size of the indexed axis, or the list of sizes that the indices' last axis runs over; sizes may
-    be symbolic. Without `from_end` indices are in [0, extent). Constant indices are checked now where the sizes are
-    known, else at run time; bad ones are replaced lest the check come late.
+    be symbolic. Without `from_end` indices are in [0, extent), and bad ones are replaced, for those are written to.
+    Constant indices are checked now where the sizes are known, else at run time.
     """
     op, indices, known = node.op, node.tensor(index), node.constant(index)
     dtype, sizes = dtype_of(indices), extents if isinstance(extents, list) else [extents]
@@ -36,9 +36,9 @@ def in_range(node: Node, index: int, extents: Any, from_end: bool = True) -> Any
     if not dtype.startswith("u"):
         good = op.logical_and(good, op.greater_equal(indices, op.negative(bound) if from_end else zero))
     require(node, good, "index_in_range")
-    if from_end and not dtype.startswith("u"):
-        indices = op.where(op.less(indices, zero), op.add(indices, bound), indices)
-    return op.where(good, indices, zero)
+    if not from_end:
+        return op.where(good, indices, zero)
+    return indices if dtype.startswith("u") else op.where(op.less(indices, zero), op.add(indices, bound), indices)
 
 
 def _known_in_range(node: Node, indices: np.ndarray[Any, Any], sizes: np.ndarray[Any, Any], from_end: bool) -> Any:
