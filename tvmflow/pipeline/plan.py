@@ -204,12 +204,13 @@ def lower_steps() -> tuple[Step, ...]:
 
 def schedule_steps(kind: str, tf32: bool) -> tuple[Step, ...]:
     """Default schedules for kernels that have none, and what follows any schedule; `tf32` allows TF32 tensor cores."""
+    infinite = Step("StartFromInfinity", "of nothing but -inf the maximum is -inf", StartFromInfinity())
     exact = Step("CompareExactly", "conditions and extremes are right for NaN", CompareExactly(kind))
     if kind != "cuda":
         return (
             Step("DefaultSchedule", "register tiles and vectors for untuned kernels", DefaultSchedule()),
             Step("RecogniseGelu", "GELU as one function, however it is written", RecogniseGelu()),
-            Step("StartFromInfinity", "of nothing but -inf the maximum is -inf", StartFromInfinity()),
+            infinite,
             exact,
         )
     tensor_cores = Step("ScheduleTf32", "untuned products on TF32 tensor cores", ScheduleTf32())
@@ -217,6 +218,7 @@ def schedule_steps(kind: str, tf32: bool) -> tuple[Step, ...]:
     return (
         *([tensor_cores] if tf32 else []),
         Step("ApplyDefaultSchedule", "DLight schedules for untuned kernels", apply),
+        infinite,
         exact,
     )
 

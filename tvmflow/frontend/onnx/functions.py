@@ -95,6 +95,7 @@ def _function_of(node: NodeProto, version: int, types: Mapping[str, tuple[int, o
         body = schema.get_function_with_opset_version(max(v for v in schema.function_opset_versions if v <= version))
     function = FunctionProto.FromString(body)
     function.name, function.domain = name, DOMAIN
+    del function.output[len(node.output) :]  # a body may leave out what computes outputs that the node does not have
     del function.opset_import[:]
     function.opset_import.append(onnx.helper.make_opsetid("", version))
     return function
