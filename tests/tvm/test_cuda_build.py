@@ -117,6 +117,35 @@ def build_maxima(folder: str) -> None:
             tvm.compile(block.get(), target)
 
 
+def build_from_infinity(folder: str) -> None:
+    """Called in a process of its own: maxima and minima by DLight's schedules, across threads and within one."""
+    import tvm
+    from tvm import relax
+    from tvm.s_tir import dlight
+
+    from tvmflow.kernels.rewrites.compare_exactly import CompareExactly
+    from tvmflow.kernels.rewrites.start_from_infinity import StartFromInfinity
+    from tvmflow.pipeline.plan import gpu_rules
+
+    target = tvm.target.Target({"kind": "cuda", "arch": "sm_90", "max_threads_per_block": 1024})
+    x = relax.Var("x", relax.TensorType((1, 4, 64, 256), "float32"))
+    block = relax.BlockBuilder()
+    with block.function("main", [x]):
+        with block.dataflow():
+            found = [
+                relax.op.max(x, 3),
+                relax.op.min(x, None),
+                relax.op.max(x, 2),
+                relax.op.nn.max_pool2d(x, (3, 3)),
+                relax.op.nn.softmax(x),
+            ]
+            outputs = block.emit_output(relax.Tuple([block.emit(value) for value in found]))
+        block.emit_func_output(outputs)
+    with target, cuda.compile_step("sm_90", NumericsSection(), keep=Path(folder)):
+        mod = dlight.ApplyDefaultSchedule(*gpu_rules())(relax.transform.LegalizeOps()(block.get()))
+        tvm.compile(CompareExactly("cuda")(StartFromInfinity()(mod)), target)
+
+
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory, env: dict[str, str]) -> dict[tuple[str, bool], Built]:
     folder = tmp_path_factory.mktemp("built")
@@ -264,3 +293,13 @@ def test_tvm_sees_no_gpu_through_the_stub(env: dict[str, str]) -> None:
         pytest.skip("this machine has a driver")
     code = "import sys, tvm; sys.exit(tvm.cuda(0).exist)"
     subprocess.run([sys.executable, "-c", code], env={**os.environ, **env}, check=True)
+
+
+def test_maxima_of_nothing_but_minus_infinity_start_from_it(env: dict[str, str], tmp_path: Path) -> None:
+    """The text of the code, for there is no GPU: the lowest and the largest finite number are nowhere in it."""
+    process.call("test_cuda_build:build_from_infinity", str(tmp_path), what="building", env=env)
+    (source,) = [file.read_text() for file in tmp_path.glob("*.cu")]
+    kernels = source.split('extern "C" __global__')[1:]
+    kernels = [text for text in kernels if "max(" in text or "min(" in text]
+    assert len(kernels) == 5
+    assert all("CUDART_INF_F" in text and "3.402" not in text for text in kernels)

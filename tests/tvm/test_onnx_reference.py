@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import ml_dtypes
 import numpy as np
 import onnx
@@ -9,6 +11,7 @@ import pytest
 from onnx import TensorProto, helper
 from onnx.helper import make_node
 
+from tvmflow import config, flow
 from tvmflow.errors import ReferenceRunError
 from tvmflow.frontend.onnx.reference import run_onnx
 
@@ -67,3 +70,39 @@ def test_a_model_that_no_reference_can_load(tmp_path):
         run_onnx(path, [{"x": X}], "onnxruntime")
     with pytest.raises(ReferenceRunError, match=r"onnx's reference implementation cannot load"):
         run_onnx(path, [{"x": X}], "auto")
+
+
+def lrn(folder: Path, shape: tuple[int, ...], size: int) -> Path:
+    node = helper.make_node("LRN", ["x"], ["y"], size=size, alpha=0.3, beta=0.6, bias=1.5)
+    value = helper.make_tensor_value_info("x", TensorProto.FLOAT, shape)
+    graph = helper.make_graph([node], "g", [value], [helper.make_tensor_value_info("y", TensorProto.FLOAT, shape)])
+    path = folder / "lrn.onnx"
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), path)
+    return path
+
+
+def lrn_by_its_text(x: np.ndarray, size: int) -> np.ndarray:
+    y = np.empty_like(x)
+    for c in range(x.shape[1]):
+        first, last = max(0, c - (size - 1) // 2), min(x.shape[1] - 1, c + -(-(size - 1) // 2))
+        y[:, c] = x[:, c] / (1.5 + 0.3 / size * (x[:, first : last + 1] ** 2).sum(1)) ** 0.6
+    return y
+
+
+def test_a_fault_of_the_reference_that_is_known_is_not_the_librarys(tmp_path: Path) -> None:
+    """ONNX Runtime takes no even sizes, and onnx's LRN sums squares in the first channels only."""
+    x = np.random.default_rng(0).standard_normal((1, 7, 2, 2)).astype("f4")
+    who, [[got]] = run_onnx(lrn(tmp_path, x.shape, 4), [{"x": x}], "auto")
+    assert "LRN by tvmflow's own rewriting of its text" in who
+    np.testing.assert_allclose(got, lrn_by_its_text(x, 4), rtol=1e-6)
+    path = lrn(tmp_path, x.shape, 3)
+    _, [[wanted]] = run_onnx(path, [{"x": x}], "onnxruntime")
+    np.testing.assert_allclose(run_onnx(path, [{"x": x}], "onnx")[1][0][0], wanted, rtol=1e-5)
+
+
+def test_a_library_is_verified_against_the_stand_in(tmp_path: Path) -> None:
+    manifest = flow.compile_model(config.of_model(str(lrn(tmp_path, (1, 7, 2, 2), 4)), []), tmp_path / "a")
+    assert manifest.verdict is not None
+    assert manifest.verdict.ok
+    assert "ONNX Runtime cannot load it" in manifest.verdict.reference
+    assert "because it sums squares" in manifest.verdict.reference

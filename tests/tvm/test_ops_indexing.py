@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import TensorProto, helper
 from ops_runs import assert_as_reference, assert_same, compiled, imported, one_node
 
 from tvmflow.errors import UnsupportedError
@@ -206,3 +207,83 @@ def test_what_must_be_constant_is_refused_by_name(
 
 def test_reshape_of_the_first_version_has_its_shape_as_an_attribute(tmp_path: Path) -> None:
     assert_as_reference(one_node("Reshape", {"x": DATA}, opset=1, shape=[2, 0, -1]), {"x": DATA}, tmp_path)
+
+
+def unpooled(indices: list[list[int]]) -> dict[str, Any]:
+    return {"x": np.array([[[[5, 6], [7, 8]]]], "f4"), "i": np.array([[indices]])}
+
+
+@pytest.mark.parametrize("shape", [None, [1, 1, 5, 5]])
+def test_unpooling_counts_indices_in_the_output(shape: list[int] | None, tmp_path: Path) -> None:
+    operands, weights = unpooled([[0, 3], [9, 15 if shape is None else 24]]), {"s": np.array(shape)} if shape else {}
+    model = one_node("MaxUnpool", operands, weights, opset=11, kernel_shape=[2, 2], strides=[2, 2])
+    assert_as_reference(model, operands, tmp_path)
+
+
+ROWS = {"x": np.ones((3, 2, 2), "f4"), "w": np.ones((1, 2, 2), "f4"), "r": np.ones((1, 2, 2), "f4")}
+RUN_TIME: list[tuple[str, dict[str, Any], dict[str, Any], str]] = [
+    ("MaxUnpool", unpooled([[0, 3], [9, 50_000_000]]), {"kernel_shape": [2, 2], "strides": [2, 2]}, "index_in_range"),
+    ("MaxUnpool", unpooled([[0, 3], [9, -1]]), {"kernel_shape": [2, 2], "strides": [2, 2]}, "index_in_range"),
+    (
+        "RoiAlign",
+        {"x": np.ones((1, 1, 8, 8), "f4"), "r": np.array([[0, 0, 7, 7]], "f4"), "b": np.array([90_000_000])},
+        {"output_height": 2, "output_width": 2, "sampling_ratio": 2},
+        "index_in_range",
+    ),
+    (
+        "RNN",
+        {**ROWS, "l": np.array([4, 1], "i4")},
+        {"hidden_size": 2, "order": ["x", "w", "r", "", "l"]},
+        "length_in_range",
+    ),
+    ("ReverseSequence", {"x": DATA, "l": np.array([1, 2, 3, 4, 5, -1])}, {}, "length_in_range"),
+    ("ConstantOfShape", {"s": np.array([2, -3])}, {}, "size_not_negative"),
+    ("ConstantOfShape", {"s": np.array([2**32, 2**32])}, {}, "size_fits_into_memory"),
+    ("Reshape", {"x": DATA, "s": np.array([-4, -6])}, {}, "size_not_negative"),
+    ("Expand", {"x": DATA[:1], "s": np.array([-2, 6])}, {}, "size_not_negative"),
+    ("Tile", {"x": DATA, "s": np.array([2**62, 1])}, {}, "size_fits_into_memory"),
+    ("Range", {"a": np.array(0), "b": np.array(5), "c": np.array(0)}, {}, "step_is_not_0"),
+    ("Range", {"a": np.array(0), "b": np.array(2**62), "c": np.array(1)}, {}, "length_fits_into_memory"),
+]
+
+
+@pytest.mark.parametrize(("op_type", "operands", "attributes", "what"), RUN_TIME)
+def test_run_time_values_that_reach_beyond_memory_stop_the_run_and_name_the_node(
+    op_type: str, operands: dict[str, Any], attributes: dict[str, Any], what: str, tmp_path: Path
+) -> None:
+    opset = 11 if op_type == "MaxUnpool" else 16
+    outputs = 2 if op_type == "RNN" else 1
+    with pytest.raises(RuntimeError, match=f"{op_type}_node1_.*{what}"):
+        compiled(one_node(op_type, operands, opset=opset, outputs=outputs, **attributes), operands, tmp_path)
+
+
+def test_labels_of_a_loss_are_checked(tmp_path: Path) -> None:
+    operands = {"x": np.random.default_rng(0).standard_normal((3, 5)).astype("f4"), "l": np.array([1, 4, 2])}
+    model = one_node("SoftmaxCrossEntropyLoss", operands, opset=13)
+    assert_as_reference(model, operands, tmp_path)
+    with pytest.raises(RuntimeError, match="index_in_range"):
+        compiled(model, operands | {"l": np.array([1, 80_000_000, 2])}, tmp_path)
+
+
+def test_all_that_gives_as_much_as_values_say_is_refused_at_once(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("NonZero", ["x"], ["a"], name="first"),
+        helper.make_node("Unique", ["x"], ["b"], name="second"),
+        helper.make_node("Compress", ["x", "c"], ["d"], name="third", axis=0),
+    ]
+    inputs = [
+        helper.make_tensor_value_info("x", TensorProto.FLOAT, [4, 6]),
+        helper.make_tensor_value_info("c", TensorProto.BOOL, [4]),
+    ]
+    outputs = [helper.make_empty_tensor_value_info(name) for name in "abd"]
+    graph = helper.make_graph(nodes, "g", inputs, outputs)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    with pytest.raises(UnsupportedError, match=r"(?s)3 things .*first.*depends on values.*second.*third") as caught:
+        imported(model, tmp_path)
+    assert "NonZero" in caught.value.message
+
+
+def test_one_hot_of_no_column_is_refused(tmp_path: Path) -> None:
+    weights = {"depth": np.array(-4), "values": np.array([0, 1], "f4")}
+    with pytest.raises(UnsupportedError, match=r"node1.*depth = -4"):
+        imported(one_node("OneHot", {"i": np.array([0, 1])}, weights), tmp_path)

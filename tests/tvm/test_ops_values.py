@@ -190,3 +190,35 @@ def test_operands_aligned_as_before_opset_7_are_refused(tmp_path: Path) -> None:
     operands = {"a": normal(3, 3), "b": normal(3)}
     with pytest.raises(UnsupportedError, match=r"node1.*`axis` aligns"):
         imported(one_node("Add", operands, opset=6, axis=0, broadcast=1), tmp_path)
+
+
+@pytest.mark.parametrize("row", [[NAN, 1, 2, 3, NAN, 5], [-INF, -INF, NAN, NAN, -INF, -INF], [NAN] * 6])
+@pytest.mark.parametrize("dilation", [1, 2])
+def test_maximum_pools_with_places(row: list[float], dilation: int, tmp_path: Path) -> None:
+    x = np.array([[row, row[::-1]]], "f4")
+    model = one_node("MaxPool", {"x": x}, outputs=2, opset=12, kernel_shape=[3], pads=[2, 2], dilations=[dilation])
+    assert_as_reference(model, {"x": x}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("size", "mode", "attributes"),
+    [
+        (3, "linear", {"antialias": 1}),
+        (3, "cubic", {"antialias": 1}),
+        (4, "cubic", {"antialias": 1}),
+        (9, "linear", {"coordinate_transformation_mode": "align_corners"}),
+    ],
+)
+def test_resizing_reads_infinities_and_nan_where_the_reference_does(
+    size: int, mode: str, attributes: dict[str, Any], tmp_path: Path
+) -> None:
+    x = normal(1, 2, 5 if size == 9 else 8, 8)
+    x[0, 1, 2, 3], x[0, 0, -1, 0], x[0, 0, 0, -1] = INF, NAN, -INF
+    sizes = {"sizes": np.array([1, 2, size, size])}
+    model = one_node("Resize", {"x": x}, sizes, order=["x", "", "", "sizes"], mode=mode, **attributes)
+    assert_as_reference(model, {"x": x}, tmp_path)
+
+
+@pytest.mark.parametrize("alpha", [0.0, INF])
+def test_leaky_relu_of_slopes_that_make_nan(alpha: float, tmp_path: Path) -> None:
+    assert_as_reference(one_node("LeakyRelu", {"x": X}, alpha=alpha), {"x": X}, tmp_path)

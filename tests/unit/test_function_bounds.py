@@ -12,7 +12,7 @@ from onnx.numpy_helper import from_array
 from onnx_ir.passes.common import InlinePass
 
 from tvmflow.errors import ModelError, UnsupportedError
-from tvmflow.frontend.function_bounds import check_functions
+from tvmflow.frontend.onnx.function_bounds import check_functions
 from tvmflow.frontend.onnx.functions import inline_local_functions
 
 OPSETS = [helper.make_opsetid("", 18), helper.make_opsetid("own", 1)]

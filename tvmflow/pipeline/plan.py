@@ -204,13 +204,10 @@ def _rewrite(context: Context) -> tuple[Step, ...]:
         _step(CompareExactly(context.kind), "conditions and extremes are right for NaN"),
         _step(ComputeExactly(context.kind), "no algebra on what is rounded or wraps around"),
     )
+    infinite = _step(StartFromInfinity(), "of nothing but -inf the maximum is -inf")
     if context.kind != "llvm":
-        return exact
-    return (
-        _step(RecogniseGelu(), "GELU as one function, however it is written"),
-        _step(StartFromInfinity(), "of nothing but -inf the maximum is -inf"),
-        *exact,
-    )
+        return (infinite, *exact)
+    return (_step(RecogniseGelu(), "GELU as one function, however it is written"), infinite, *exact)
 
 
 def _pack(context: Context) -> tuple[Step, ...]:

@@ -47,6 +47,7 @@ class BucketSession:
 
     def run_list(self, inputs: Mapping[str, Any], into: Into | None = None) -> list[Any]:
         """Like `run`, with the outputs as a list in the signature's order."""
+        inputs_.check_named(self.signature, inputs)
         values = {name: as_array(name, value, self._device) for name, value in inputs.items()}
         inputs_.check(self.signature, values)
         sizes = {dim: int(values[name].shape[axis]) for dim, (name, axis) in self._places.items()}

@@ -3,11 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
-from tvmflow.errors import InputError
+from tvmflow.errors import InputError, first_line
 from tvmflow.manifest import Signature, TensorSpec
+
+GIVE = "give a numpy array, or a tensor that speaks DLPack, of the input's dtype"
+
+
+def plain(name: str, value: Any) -> Any:
+    """`value` as a numpy array, or as it is where it speaks DLPack, its memory holding its elements' values.
+
+    PyTorch keeps the negative of a tensor as a mark on the same memory, numpy the elements that do not count as a mask
+    beside them. Raises InputError for a mask that hides something and for what is no array.
+    """
+    if isinstance(value, np.ma.MaskedArray):
+        if np.ma.is_masked(value):
+            raise InputError(
+                f"`{name}`: some of its elements are masked, and a library knows no masks", "give x.filled(VALUE)"
+            )
+        return value.data
+    if isinstance(value, np.ndarray):
+        return value
+    if hasattr(value, "__dlpack__"):
+        for mark in ("neg", "conj"):
+            if getattr(value, f"is_{mark}", bool)():
+                value = getattr(value, f"resolve_{mark}")()
+        return value
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as exc:
+        raise InputError(f"`{name}`: not an array: {first_line(exc)}", GIVE) from None
+    if array.dtype == object:
+        raise InputError(f"`{name}`: {'None' if value is None else f'a {type(value).__name__}'} is no array", GIVE)
+    return array
+
+
+def check_named(signature: Signature, given: object) -> None:
+    """Raises InputError for inputs that are no mapping."""
+    if not isinstance(given, Mapping):
+        names = ", ".join(f"`{spec.name}`" for spec in signature.inputs)
+        raise InputError(
+            f"inputs are given by name, not as a {type(given).__name__}", f"give a dictionary with {names}"
+        )
 
 
 def check(signature: Signature, arrays: Mapping[str, np.ndarray]) -> None:
@@ -22,7 +62,8 @@ def check(signature: Signature, arrays: Mapping[str, np.ndarray]) -> None:
         faults += _misfits(spec, arrays[name], sizes)
     if faults:
         wanted = ", ".join(f"{s.name} {s.dtype}[{', '.join(map(str, s.shape))}]" for s in signature.inputs)
-        raise InputError("inputs do not fit: " + "; ".join(faults), f"it takes: {wanted}")
+        cast = "; x.astype(DTYPE) converts an array" if any(": dtype " in fault for fault in faults) else ""
+        raise InputError("inputs do not fit: " + "; ".join(faults), f"it takes: {wanted}{cast}")
 
 
 def _misfits(spec: TensorSpec, array: np.ndarray, sizes: dict[str, tuple[int, str]]) -> list[str]:

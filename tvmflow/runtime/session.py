@@ -15,13 +15,14 @@ import numpy as np
 import tvm_ffi
 
 from tvmflow.artifact import ALIGNMENT, LIBRARY
-from tvmflow.errors import ArtifactError, InputError, last_line
+from tvmflow.errors import ArtifactError, InputError, first_line, last_line
 from tvmflow.files import read_regular
 from tvmflow.manifest import Manifest, Signature, TensorSpec
 from tvmflow.runtime import content, denormals, fork, vm
 from tvmflow.runtime import inputs as inputs_
 
 COPIED = 1024  # elements; smaller inputs and outputs are copied: that costs less than to hand them over
+OUT_OF_MEMORY = ("bad_alloc", "out of memory", "out_of_memory")  # what TVM's allocators say, in lower case
 Into = Callable[[Any], Any]
 
 
@@ -145,6 +146,7 @@ class Session:
 
     def _fitting(self, inputs: Mapping[str, Any]) -> list[Any]:
         """The inputs in the signature's order, as arrays or tensors of the run time; raises InputError."""
+        inputs_.check_named(self.signature, inputs)
         values = [inputs.get(name) for name in self._inputs]
         if self._exact is not None and len(inputs) == len(values):
             for value, (dtype, shape) in zip(values, self._exact, strict=True):
@@ -180,6 +182,11 @@ class Session:
         try:
             return machine.main(*args, *self._constants)
         except Exception as exc:  # the run time raises many kinds
+            if isinstance(exc, MemoryError) or any(said in str(exc).lower() for said in OUT_OF_MEMORY):
+                raise InputError(
+                    "for these inputs the library needs more memory than there is",
+                    "give smaller inputs, or values that do not ask for large outputs",
+                ) from exc
             parameter = re.search(r"loc=param\[(\d+)\]", str(exc))
             weight = parameter is not None and int(parameter[1]) >= len(args)
             if weight or "match_cast" not in str(exc):
@@ -193,7 +200,7 @@ class Session:
             what = f"{guard[1]} does not hold: " if guard else ""
             raise InputError(
                 f"values of the inputs do not fit: {what}an index is out of range, a divisor is 0, or sizes disagree",
-                "correct the values: indices lie within the axis that they pick from, divisors are not 0",
+                "correct the values: indices lie within the axis that they pick from, divisors are not 0, sizes fit",
             ) from exc
 
     def _results(self, outputs: list[Any], args: list[Any], into: Into | None) -> list[Any]:
@@ -265,14 +272,14 @@ def as_array(name: str, value: Any, device: int) -> Any:
 
     Raises InputError for what is none of them, and for a tensor that neither is on the CPU nor where the library runs.
     """
+    value = inputs_.plain(name, value)
     if isinstance(value, np.ndarray):
         return value
     try:
-        if not hasattr(value, "__dlpack__"):
-            return np.asarray(value)
         tensor = tvm_ffi.from_dlpack(value)
+        str(tensor.dtype)  # fails for a type that the run time does not know
     except (TypeError, ValueError, RuntimeError, BufferError) as exc:
-        raise InputError(f"`{name}`: not an array: {exc}", "give a numpy array or a tensor with DLPack") from None
+        raise InputError(f"`{name}`: not an array that can be read: {first_line(exc)}", inputs_.GIVE) from None
     place = tensor.device
     if place.dlpack_device_type() != vm.CPU and (place.dlpack_device_type(), place.index) != (device, 0):
         raise InputError(

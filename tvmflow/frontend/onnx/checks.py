@@ -20,6 +20,8 @@ BUILT_IN = frozenset({"If", "Constant"})
 STANDARD = ("", "ai.onnx")
 # Attributes that may hold numbers beyond 32 bits; others are axes, sizes and modes, which TVM would cut off.
 WIDE = frozenset({"starts", "ends", "value", "value_int", "value_ints", "keys_int64s", "values_int64s"})
+# Operators whose output's size depends on the values of an input, unless that is a constant -> which input.
+SIZED_BY_VALUES = {"NonZero": 0, "Unique": 0, "Compress": 1}
 # Element types that both ONNX and TVM compute with.
 SUPPORTED_TYPES = frozenset(
     {
@@ -159,6 +161,9 @@ def _meaning_faults(node: NodeProto, constants: Mapping[str, TensorProto]) -> It
         yield Fault(where, "it is in training mode", "export the model in inference mode: model.eval()")
     elif _mode_of(node) and _mode_of(node) not in constants:
         yield Fault(where, "its training mode is only known at run time", "export the model in inference mode")
+    picking = SIZED_BY_VALUES.get(node.op_type) if node.domain in STANDARD else None
+    if picking is not None and node.input[picking] not in constants:
+        yield Fault(where, "how much it gives depends on values", "use a mask and Where, or make its result an input")
     for attribute in node.attribute:
         if attribute.name not in WIDE and any(abs(i) >= 1 << 31 for i in (attribute.i, *attribute.ints)):
             yield Fault(

@@ -16,8 +16,7 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto
 
 from tvmflow.errors import ModelError
 from tvmflow.files import open_regular, read_regular
-from tvmflow.frontend import external_data
-from tvmflow.frontend.onnx import memory
+from tvmflow.frontend.onnx import external_data, memory
 
 MAX_PROTOBUF_BYTES = 2**31 - 1
 TENSOR_NAME = TensorProto.DESCRIPTOR.fields_by_name["name"]

@@ -16,8 +16,8 @@ from onnx import FunctionProto, ModelProto, NodeProto, TypeProto
 from onnx_ir.passes.common import InlinePass, inliner
 
 from tvmflow.errors import UnsupportedError, innermost, last_line
-from tvmflow.frontend.function_bounds import check_functions
 from tvmflow.frontend.onnx.file import graphs
+from tvmflow.frontend.onnx.function_bounds import check_functions
 from tvmflow.frontend.onnx.shapes import value_types
 
 DOMAIN = "tvmflow.inlined"
@@ -121,6 +121,7 @@ def _function_of(node: NodeProto, version: int, types: Mapping[str, tuple[int, o
         body = schema.get_function_with_opset_version(max(v for v in schema.function_opset_versions if v <= version))
     function = FunctionProto.FromString(body)
     function.name, function.domain = name, DOMAIN
+    del function.output[len(node.output) :]  # a body may leave out what computes outputs that the node does not have
     del function.opset_import[:]
     function.opset_import.append(onnx.helper.make_opsetid("", version))
     return function

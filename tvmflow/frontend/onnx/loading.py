@@ -14,11 +14,11 @@ from tvm import relax
 
 from tvmflow import config
 from tvmflow.errors import ConfigError, ModelError, UnsupportedError, first_line, innermost, last_line
-from tvmflow.frontend.function_bounds import check_functions
 from tvmflow.frontend.model import Model
 from tvmflow.frontend.onnx import memory, ops
 from tvmflow.frontend.onnx.checks import check, check_dense
 from tvmflow.frontend.onnx.file import read
+from tvmflow.frontend.onnx.function_bounds import check_functions
 from tvmflow.frontend.onnx.graph import EXPORT_AGAIN, sort_nodes
 from tvmflow.frontend.onnx.importer import import_model
 from tvmflow.frontend.onnx.normalise import STEPS

@@ -107,7 +107,8 @@ def _float_unary(op: Any) -> Decomposition:
 def _pow(x: Tensor, exponent: Any) -> Any:
     """Small exponents as PyTorch computes them: by multiplication and square roots, not by powf."""
     if not x.dtype.is_floating_point and exponent not in (1, 2, 3):
-        return _int_pow(x, torch.scalar_tensor(exponent, dtype=torch.result_type(x, exponent)))
+        dtype = torch.result_type(x, exponent)
+        return torch.pow(x.to(dtype), torch.scalar_tensor(exponent, dtype=dtype))
     exact: dict[Any, Decomposition] = {
         1: lambda v: v.clone(),
         2: lambda v: v * v,
@@ -121,11 +122,11 @@ def _pow(x: Tensor, exponent: Any) -> Any:
 
 
 def _int_pow(x: Tensor, exponent: Tensor) -> Any:
-    """Integers to integer powers by float64, which is exact up to 2**53; TVM's power is for floats only."""
+    """Integers to integer powers: two tensors of one type, for which there is a converter of ours."""
     dtype = torch.result_type(x, exponent)
-    if dtype.is_floating_point:
+    if dtype.is_floating_point or (x.dtype == dtype == exponent.dtype):
         return NotImplemented
-    return torch.round(torch.pow(x.double(), exponent.double())).to(dtype)
+    return torch.pow(x.to(dtype), exponent.to(dtype))
 
 
 def _power_of(base: Any, x: Tensor) -> Any:

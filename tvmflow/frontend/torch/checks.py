@@ -142,7 +142,7 @@ def _unknown(node: Any, known: Set[str]) -> str | None:
     if isinstance(target, torch._ops.HigherOrderOperator):
         return "control flow that depends on values; compute both sides and choose with torch.where"
     if isinstance(target, torch._ops.OpOverload):
-        if target.namespace != "aten":
+        if target.namespace not in ("aten", "tvmflow"):
             return "an operator of a library of its own; write it with PyTorch's operators"
         return None if target.__name__ in known else "there is no converter for it; write it with other operators"
     if getattr(target, "__module__", "") not in PLAIN_MODULES or target.__name__ not in known:

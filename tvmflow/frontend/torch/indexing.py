@@ -1,4 +1,4 @@
-"""Decompositions of PyTorch's indexing into index_select, scatter and where, for static and dynamic sizes.
+"""Decompositions of PyTorch's indexing into operators of places.py, scatter and where, for static and dynamic sizes.
 
 Several index tensors become one index into the merged axes; indices below zero count from the end.
 """
@@ -17,19 +17,23 @@ aten = torch.ops.aten
 Index = Sequence[Tensor | None]
 
 
-def _index(x: Tensor, indices: Index) -> Any:
+def _index(checked: bool) -> Decomposition:
     """x[indices], None standing for a whole axis. Masks stay: their result has no size before the run."""
-    axes = [axis for axis, index in enumerate(indices) if index is not None]
-    picked = [index for index in indices if index is not None]
-    if not picked or any(index.dtype in (torch.bool, torch.uint8) for index in picked):
-        return NotImplemented
-    adjacent = axes == list(range(axes[0], axes[-1] + 1))
-    place = axes[0] if adjacent else 0
-    moved = x if adjacent else x.permute(axes + [axis for axis in range(x.ndim) if axis not in axes])
-    flat, shape = _merged_index([x.shape[axis] for axis in axes], picked)
-    before, after = moved.shape[:place], moved.shape[place + len(axes) :]
-    merged = moved.reshape([*before, _product([x.shape[axis] for axis in axes]), *after])
-    return merged.index_select(place, flat).reshape([*before, *shape, *after])
+
+    def decompose(x: Tensor, indices: Index) -> Any:
+        axes = [axis for axis, index in enumerate(indices) if index is not None]
+        picked = [index for index in indices if index is not None]
+        if not picked or any(index.dtype in (torch.bool, torch.uint8) for index in picked):
+            return NotImplemented
+        adjacent = axes == list(range(axes[0], axes[-1] + 1))
+        place = axes[0] if adjacent else 0
+        moved = x if adjacent else x.permute(axes + [axis for axis in range(x.ndim) if axis not in axes])
+        flat, shape = _merged_index([x.shape[axis] for axis in axes], picked, checked)
+        before, after = moved.shape[:place], moved.shape[place + len(axes) :]
+        merged = moved.reshape([*before, _product([x.shape[axis] for axis in axes]), *after])
+        return torch.ops.tvmflow.take(merged, place, flat).reshape([*before, *shape, *after])
+
+    return decompose
 
 
 def _index_put(x: Tensor, indices: Index, values: Tensor, accumulate: bool = False) -> Any:
@@ -42,7 +46,7 @@ def _index_put(x: Tensor, indices: Index, values: Tensor, accumulate: bool = Fal
     axes = [axis for axis, index in enumerate(indices) if index is not None]
     rest = [axis for axis in range(x.ndim) if axis not in axes]
     order = axes + rest
-    flat, shape = _merged_index([x.shape[axis] for axis in axes], picked)
+    flat, shape = _merged_index([x.shape[axis] for axis in axes], picked, checked=True)
     rest_shape = [x.shape[axis] for axis in rest]
     columns = _product(rest_shape)
     rows = x.permute(order).reshape([_product([x.shape[axis] for axis in axes]), columns])
@@ -72,9 +76,13 @@ def _masked_put(x: Tensor, indices: Index, values: Tensor, accumulate: bool) -> 
     return torch.where(wide, x + value if accumulate else value, x)
 
 
-def _merged_index(sizes: Sequence[Any], indices: Sequence[Tensor]) -> tuple[Tensor, Sequence[Any]]:
-    """One flat index into the product of `sizes`, and the shape that the indices broadcast to."""
-    wrapped = [_from_start(index.to(torch.int64), size) for index, size in zip(indices, sizes, strict=True)]
+def _merged_index(sizes: Sequence[Any], indices: Sequence[Tensor], checked: bool) -> tuple[Tensor, Sequence[Any]]:
+    """One flat index into the product of `sizes`, and the shape that the indices broadcast to.
+
+    Each index is checked by itself: out of range it may still lie within the product.
+    """
+    from_start = torch.ops.tvmflow.in_range if checked else _from_start
+    wrapped = [from_start(index.to(torch.int64), size) for index, size in zip(indices, sizes, strict=True)]
     wrapped = list(torch.broadcast_tensors(*wrapped))
     merged = wrapped[0]
     for index, size in zip(wrapped[1:], sizes[1:], strict=True):
@@ -143,8 +151,8 @@ def _constant_pad(x: Tensor, pad: Sequence[Any], value: Any = 0) -> Any:
 
 
 INDEXING: dict[Any, Decomposition] = {
-    aten.index.Tensor: _index,
-    aten._unsafe_index.Tensor: _index,
+    aten.index.Tensor: _index(checked=True),
+    aten._unsafe_index.Tensor: _index(checked=False),
     aten.index_put.default: _index_put,
     aten._unsafe_index_put.default: _index_put,
     aten.select.int: _select,

@@ -1,7 +1,7 @@
 """Converters from Core ATen to Relax that replace or add to TVM's own.
 
 TVM's importer computes matrix products and convolutions of any dtype in float32; its relu, clip, maximum and minimum
-lose NaN; `take` reads outside its table; slices of dynamic sizes carry minima and maxima along.
+lose NaN; slices of dynamic sizes carry minima and maxima along.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ import tvm
 from tvm import relax
 from tvm.relax.frontend.torch.exported_program_translator import ExportedProgramImporter as Importer
 
+from tvmflow.frontend.emitter import Emitter
+from tvmflow.frontend.powers import integer_power
+from tvmflow.frontend.torch.places import PLACES
 from tvmflow.frontend.torch.symbols import expression, variables
 from tvmflow.graph import rounding
 
@@ -167,20 +170,13 @@ def _reduction(op: Callable[..., relax.Expr]) -> Converter:
     return convert
 
 
-REDUCTIONS = {"sum": "add", "prod": "mul", "amax": "max", "amin": "min"}
-
-
-def _scatter(reduction: str | None) -> Converter:
-    """Writes or combines at an index; `reduction` None takes it from the node's arguments."""
-
-    def convert(node: Any, importer: Importer) -> relax.Expr:
-        x, dim, index, source = importer.retrieve_args(node)[:4]
-        if not _is_tensor(source):
-            source = relax.op.full(index.ty.shape, relax.const(source, _dtype(x)), _dtype(x))
-        kind = reduction or REDUCTIONS[node.args[4]]
-        return relax.op.scatter_elements(x, index, source, axis=dim, reduction=kind)
-
-    return convert
+def _power(node: Any, importer: Importer) -> relax.Expr:
+    """Of integers exactly; TVM's power is for floating-point numbers."""
+    base, exponent = importer.retrieve_args(node)
+    if "float" in _dtype(base):
+        return relax.op.power(base, exponent)
+    most = int(exponent.value.numpy().max()) if isinstance(exponent, tvm.ir.GenericConst) else -1
+    return integer_power(Emitter(importer.block_builder), base, exponent, None if most < 0 else most)
 
 
 def _scalar_tensor(node: Any, importer: Importer) -> relax.Expr:
@@ -223,21 +219,6 @@ def _max_pool(rank: int) -> Converter:
     return convert
 
 
-def _take(x: relax.Expr, index: relax.Expr, axis: int) -> relax.Expr:
-    """An index outside reads the nearest row, where PyTorch raises: never memory that is not the table's."""
-    return relax.op.take(x, index, axis=axis, mode="clip")
-
-
-def _embedding(node: Any, importer: Importer) -> relax.Expr:
-    table, index = importer.retrieve_args(node)[:2]
-    return _take(table, index, 0)
-
-
-def _index_select(node: Any, importer: Importer) -> relax.Expr:
-    x, axis, index = importer.retrieve_args(node)
-    return _take(x, index, axis % max(x.ty.ndim, 1))
-
-
 def _slice(node: Any, importer: Importer) -> relax.Expr:
     """With the bounds that follow from PyTorch's size of the result; TVM's own carry min and max around."""
     x = importer.env[node.args[0]]
@@ -260,15 +241,6 @@ def _view(node: Any, importer: Importer) -> relax.Expr:
     return importer._emit_torch_reshape(importer.env[node.args[0]], sizes_of(node, importer))
 
 
-def _stable_sort(node: Any, importer: Importer) -> relax.Expr:
-    """aten.sort.stable(x, *, stable, dim=-1, descending=False)"""
-    x = importer.env[node.args[0]]
-    dim, descending = _argument(node, 2, "dim", -1), _argument(node, 3, "descending", False)
-    order = importer.block_builder.emit(relax.op.argsort(x, dim, descending, dtype="int64"))
-    values = importer.block_builder.emit(relax.op.gather_elements(x, order, axis=dim))
-    return importer.block_builder.emit(relax.Tuple([values, order]))
-
-
 def _getitem(node: Any, importer: Importer) -> relax.Expr:
     if node.args[1] and _is_tensor(importer.env[node.args[0]]):
         raise NotImplementedError(f"only the first result of {node.args[0].target} is imported")
@@ -278,6 +250,7 @@ def _getitem(node: Any, importer: Importer) -> relax.Expr:
 OPERATORS: dict[str, Converter] = {
     "_to_copy.default": _converted("_to_copy.default"),
     "to.dtype": _converted("to.dtype"),
+    **PLACES,
     "relu.default": _relu,
     "clamp.default": _clamp,
     "clamp.Tensor": _clamp,
@@ -294,17 +267,11 @@ OPERATORS: dict[str, Converter] = {
     "max_pool2d_with_indices.default": _max_pool(2),
     "max_pool3d_with_indices.default": _max_pool(3),
     "upsample_nearest2d.vec": _resize_nearest,
-    "embedding.default": _embedding,
-    "index_select.default": _index_select,
     "slice.Tensor": _slice,
     "view.default": _view,
-    "scatter.src": _scatter("update"),
-    "scatter.value": _scatter("update"),
-    "scatter_add.default": _scatter("add"),
-    "scatter_reduce.two": _scatter(None),
-    "sort.stable": _stable_sort,
     "full.default": _full,
     "full_like.default": _full,
+    "pow.Tensor_Tensor": _power,
     "scalar_tensor.default": _scalar_tensor,
     operator.getitem.__name__: _getitem,
 }

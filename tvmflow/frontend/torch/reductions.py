@@ -10,6 +10,7 @@ from torch import Tensor
 from tvmflow.frontend.torch.rules import HALF, Decomposition, first_of, wide
 
 aten = torch.ops.aten
+NOWHERE = 2**62  # a place beyond every axis
 
 
 def _to_dtype(op: Any) -> Decomposition:
@@ -35,16 +36,43 @@ def _extreme(op: Any, arg: Any) -> Decomposition:
     return decompose
 
 
+def _arg(op: Any) -> Decomposition:
+    """Where the extreme stands that `op` (amax, amin) finds: the first NaN where there is one.
+
+    TVM's argmax is wrong beside -inf and for NaN.
+    """
+
+    def decompose(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
+        if dim is None or x.ndim == 0:
+            found = decompose(x.reshape([-1]), 0)
+            return found.reshape([1] * x.ndim) if keepdim else found
+        extreme = op(x, [dim], True)
+        reached = x >= extreme if op is torch.amax else x <= extreme
+        if x.dtype.is_floating_point:
+            reached = reached | torch.isnan(x)
+        places = torch.arange(x.shape[dim], dtype=torch.int64).reshape([-1] + [1] * (x.ndim - dim % x.ndim - 1))
+        found = torch.amin(torch.where(reached, places, NOWHERE), [dim], keepdim)
+        return torch.where(found == NOWHERE, 0, found)
+
+    return decompose
+
+
 def _median(x: Tensor) -> Tensor:
-    """The lower of the two middle values."""
-    return torch.sort(x.flatten())[0][(x.numel() - 1) // 2]
+    """The lower of the two middle values, NaN where there is any: it is sorted to the end."""
+    values = torch.sort(x.flatten())[0]
+    middle, last = values[(x.numel() - 1) // 2], values[-1]
+    return torch.where(torch.isnan(last), last, middle) if x.dtype.is_floating_point else middle
 
 
 def _median_dim(x: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
     values, indices = torch.sort(x, dim=dim, stable=True)
     middle = (x.shape[dim] - 1) // 2
-    picked = (values.narrow(dim, middle, 1), indices.narrow(dim, middle, 1))
-    return picked if keepdim else (picked[0].squeeze(dim), picked[1].squeeze(dim))
+    value, index = values.narrow(dim, middle, 1), indices.narrow(dim, middle, 1)
+    if x.dtype.is_floating_point:
+        nan = torch.isnan(values.narrow(dim, x.shape[dim] - 1, 1))
+        value = torch.where(nan, torch.nan, value)
+        index = torch.where(nan, torch.argmax(x, dim, True), index)
+    return (value, index) if keepdim else (value.squeeze(dim), index.squeeze(dim))
 
 
 def _vector_norm(
@@ -149,6 +177,8 @@ REDUCTIONS: dict[Any, Decomposition] = {
     aten.any.dims: _any,
     aten.max.dim: _extreme(torch.amax, torch.argmax),
     aten.min.dim: _extreme(torch.amin, torch.argmin),
+    aten.argmax.default: _arg(torch.amax),
+    aten.argmin.default: _arg(torch.amin),
     aten.median.default: _median,
     aten.median.dim: _median_dim,
     aten.linalg_vector_norm.default: _vector_norm,

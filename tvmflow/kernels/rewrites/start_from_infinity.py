@@ -1,10 +1,14 @@
-"""Maxima and minima over many elements on a CPU: -inf where there is nothing else.
+"""Maxima and minima over many elements: -inf where there is nothing else.
 
 TVM starts from the lowest finite number. Changed once kernels are scheduled: schedules are made for, and records are
 kept of, what TVM makes of them. That a NaN stays is comparisons.py's.
 """
 
 from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Callable
 
 import tvm
 import tvm_ffi
@@ -27,7 +31,27 @@ class StartFromInfinity:
 
 def from_infinity(mod: tvm.IRModule) -> tvm.IRModule:
     """What the pass makes of a module."""
+    register()
     return each_kernel(mod, _changed)
+
+
+@functools.cache
+def register() -> None:
+    """Makes TVM take maxima from -inf and minima from inf for reductions, also across the threads of a GPU's block."""
+    add = tvm_ffi.get_global_func("s_tir.schedule.RegisterReducer")
+    for kind, start in ((Max, "-inf"), (Min, "inf")):
+        add(
+            1,
+            _lasting(lambda a, b, kind=kind: [kind(a[0], b[0])]),
+            _lasting(lambda values, start=start: [tirx.const(float(start), str(values[0].ty.dtype))]),
+        )
+
+
+def _lasting(function: Callable[..., object]) -> tvm_ffi.Function:
+    """A function that TVM may hold for good: it would let go of it when Python has ended, and crash."""
+    held = tvm_ffi.convert_func(function)
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
+    return held
 
 
 def _changed(function: PrimFunc) -> PrimFunc:

@@ -77,7 +77,12 @@ def _relu(node: Node) -> Any:
 
 
 def _leaky_relu(node: Node) -> Any:
-    return _two_slopes(node.op, node.x, scalar(node.number("alpha", 0.01), node.dtype()))
+    op, x, alpha, dtype = node.op, node.x, node.number("alpha", 0.01), node.dtype()
+    if alpha == 0:  # 0 * -inf is NaN
+        return op.where(op.equal(x, scalar(-math.inf, dtype)), scalar(math.nan, dtype), at_least(op, x, 0))
+    if not math.isfinite(alpha):
+        return op.where(op.less(x, scalar(0, dtype)), op.multiply(x, scalar(alpha, dtype)), x)
+    return _two_slopes(op, x, scalar(alpha, dtype))
 
 
 def _prelu(node: Node) -> Any:

@@ -24,6 +24,7 @@ from tvmflow.frontend.onnx.ops.node import (
     numpy_dtype,
     scalar,
 )
+from tvmflow.frontend.powers import integer_power
 
 
 def _is_tensor(value: Any) -> bool:
@@ -115,22 +116,8 @@ def _pow(node: Node) -> Any:
         return op.power(base, aligned(op.astype(exponent, dtype) if dtype_of(exponent) != dtype else exponent, base))
     if dtype_of(exponent) in FLOATS:
         return op.astype(op.power(op.astype(base, "float64"), op.astype(exponent, "float64")), dtype)
-    return _integer_power(op, base, op.astype(exponent, "int64"))
-
-
-def _integer_power(op: Any, base: Any, exponent: Any) -> Any:
-    """Squares and multiplies over the exponent's low six bits; a negative exponent leaves powers of 1 and -1 alone."""
-    dtype, one = dtype_of(base), scalar(1, "int64")
-    result, square = scalar(1, dtype), base
-    for bit in range(6):
-        odd = op.equal(op.bitwise_and(op.right_shift(exponent, scalar(bit, "int64")), one), one)
-        result = op.where(odd, op.multiply(result, square), result)
-        square = op.multiply(square, square)
-    if dtype not in SIGNED:
-        return result
-    is_unit = op.equal(op.multiply(base, base), scalar(1, dtype))
-    inverse = op.where(is_unit, result, scalar(0, dtype))
-    return op.where(op.less(exponent, scalar(0, "int64")), inverse, result)
+    most = int(known.max(initial=0)) if known is not None and not (known < 0).any() else None
+    return integer_power(op, base, exponent, most)
 
 
 def _bit_shift(node: Node) -> Any:

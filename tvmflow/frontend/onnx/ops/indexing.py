@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 from tvm import relax, tirx
 
-from tvmflow.frontend.onnx.ops.guard import in_range, require
+from tvmflow.frontend.onnx.ops.guard import in_range, lengths_within, require
 from tvmflow.frontend.onnx.ops.node import FLOATS, Converters, Node, dtype_of, in_float32, scalar
+from tvmflow.frontend.order import places_of_extremes
 
 REDUCTIONS = {"none": "update", "add": "add", "mul": "mul", "min": "min", "max": "max"}
 
@@ -65,6 +66,8 @@ def _same(a: Any, b: Any) -> bool:
 def _one_hot(node: Node) -> Any:
     """`depth` columns; an index outside [-depth, depth) gives a row of off-values."""
     op, depth = node.op, int(node.known(1, "depth").item())
+    if depth <= 0:
+        raise node.refuse(f"depth = {depth} leaves no column", "correct the model")
     rank = node.rank()
     axis = node.axis(node.integer("axis", -1), rank + 1)
     indices = op.astype(node.x, "int64")
@@ -77,15 +80,8 @@ def _one_hot(node: Node) -> Any:
 
 def _reverse_sequence(node: Node) -> Any:
     batch, time = node.integer("batch_axis", 1), node.integer("time_axis", 0)
-    lengths = node.tensor(1)
-    limit = node.shape(0, [time])[0]
-    op = node.op
-    ok = op.logical_and(
-        op.greater_equal(lengths, scalar(0, dtype_of(lengths))),
-        op.less_equal(lengths, scalar(limit, dtype_of(lengths))),
-    )
-    require(node, ok, "length_in_range")
-    return op.reverse_sequence(node.x, op.astype(lengths, "int32"), seq_axis=time, batch_axis=batch)
+    lengths = node.op.astype(lengths_within(node, 1, node.dims()[time]), "int32")
+    return node.op.reverse_sequence(node.x, lengths, seq_axis=time, batch_axis=batch)
 
 
 def _tensor_scatter(node: Node) -> Any:
@@ -100,7 +96,9 @@ def _tensor_scatter(node: Node) -> Any:
     if node.text("mode", "linear") == "circular":
         places = op.floor_mod(places, scalar(size, "int64"))
     else:
-        require(node, op.less(places, scalar(size, "int64")), "place_in_range")
+        inside = op.logical_and(op.less(places, scalar(size, "int64")), op.greater_equal(places, scalar(0, "int64")))
+        require(node, inside, "place_in_range")
+        places = op.where(inside, places, scalar(0, "int64"))
     return op.scatter_elements(node.x, places, node.tensor(1), axis=axis)
 
 
@@ -151,44 +149,19 @@ def _arg_extreme(largest: bool) -> Any:
 
 
 def _arg_of(node: Node, largest: bool) -> Any:
-    """NaN is passed over, except one in front, which wins: what ONNX Runtime does.
-
-    TVM starts from the type's lowest number with the index -1, which wins against its like: no element may reach it.
-    """
-    op, x, dtype = node.op, in_float32(node, node.x), node.dtype()
+    """NaN is passed over, except one in front, which wins: what ONNX Runtime does."""
+    op, x = node.op, in_float32(node, node.x)
     axis, keepdims = node.axis(node.integer("axis", 0)), bool(node.integer("keepdims", 1))
-    size = node.shape(0, [axis])[0]
-    if size == 0:
+    if node.dims()[axis] == 0:
         raise node.refuse("the reduced axis is empty", "correct the model")
-    if dtype in FLOATS:
-        limit = float(np.nextafter(np.finfo(dtype_of(x)).max, 0))
-        x = op.where(op.isnan(x), _first_best(x, axis, size, limit if largest else -limit), x)
-        x = op.maximum(scalar(-limit, dtype_of(x)), x) if largest else op.minimum(scalar(limit, dtype_of(x)), x)
-    elif dtype == "uint64":
-        raise node.refuse("uint64 is not supported", "cast to int64 before it")
-    elif dtype == "int64":
-        x = op.maximum(x, scalar(-(2**63) + 1, dtype)) if largest else op.minimum(x, scalar(2**63 - 2, dtype))
-    else:
-        x = op.astype(x, "int64")
-    last = bool(node.integer("select_last_index", 0))
-    if last:
-        x = op.flip(x, axis)
-    found = (op.argmax if largest else op.argmin)(x, axis, keepdims)
-    return op.subtract(scalar(size - 1, "int64"), found) if last else found
-
-
-def _first_best(x: Any, axis: int, size: int, best: float) -> Any:
-    """What stands for a NaN: the best value in the first place along the axis, else the worst."""
-    values = np.full(size, -best)
-    values[0] = best
-    return relax.const(values.reshape((-1,) + (1,) * (int(x.ty.ndim) - axis - 1)).astype(dtype_of(x)), dtype_of(x))
+    place = places_of_extremes(op, x, axis, largest, bool(node.integer("select_last_index", 0)))
+    if node.dtype() in FLOATS:
+        place = op.where(op.isnan(op.strided_slice(x, [axis], [0], [1])), scalar(0, "int64"), place)
+    return place if keepdims else op.squeeze(place, [axis])
 
 
 def _compress(node: Node) -> Any:
-    condition = node.constant(1)
-    if condition is None:
-        return node.upstream()
-    picked = np.flatnonzero(condition)
+    picked = np.flatnonzero(node.known(1, "condition"))
     x, axis = node.x, node.attributes.get("axis")
     x = node.op.reshape(x, (-1,)) if axis is None else x
     return node.op.take(x, relax.const(picked, "int64"), 0 if axis is None else node.axis(int(axis)))

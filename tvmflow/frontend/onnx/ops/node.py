@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import ml_dtypes
@@ -15,27 +14,11 @@ from tvm import relax, tirx
 from tvm.relax.frontend.onnx import onnx_frontend
 
 from tvmflow.errors import UnsupportedError
+from tvmflow.frontend.emitter import Emitter
 from tvmflow.graph import rounding
 
 FLOATS = frozenset({"float16", "bfloat16", "float32", "float64"})
 SIGNED = frozenset({"int8", "int16", "int32", "int64"})
-
-
-class Emitter:
-    """Relax's operators as functions that bind their result to a variable at once, so that its type is known.
-
-    `Emitter(builder).nn.relu(x)` is `builder.emit(relax.op.nn.relu(x))`.
-    """
-
-    def __init__(self, builder: relax.BlockBuilder, operators: Any = relax.op) -> None:
-        self._builder = builder
-        self._operators = operators
-
-    def __getattr__(self, name: str) -> Any:
-        member = getattr(self._operators, name)
-        if isinstance(member, ModuleType):
-            return Emitter(self._builder, member)
-        return lambda *args, **kwargs: self._builder.emit(member(*args, **kwargs))
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from tvm import relax
 
+from tvmflow.frontend.onnx.ops.guard import in_range
 from tvmflow.frontend.onnx.ops.node import Converters, Node, dtype_of, in_float32, numpy_dtype, scalar
 
 
@@ -117,7 +119,10 @@ def _max_pool(node: Node) -> Any:
 
 
 def _max_pool_with_indices(node: Node, w: Windows) -> Any:
-    """Compares the kernel's elements one by one, each a strided slice of the padded input; the first maximum wins."""
+    """Compares the kernel's elements one by one, each a strided slice of the padded input; the first maximum wins.
+
+    A NaN is passed over, except where it is the first of a window's elements, padding not counted: as in ONNX Runtime.
+    """
     op, x, dtype = node.op, node.x, node.dtype()
     shape, rank = node.shape(), len(w.kernel)
     low = -math.inf if dtype.startswith(("float", "bfloat")) else float(np.iinfo(dtype).min)
@@ -133,9 +138,20 @@ def _max_pool_with_indices(node: Node, w: Windows) -> Any:
         if best is None:
             best, place = value, op.broadcast_to(index, list(value.ty.shape))
             continue
-        better = op.greater(value, best)
+        better, first = op.greater(value, best), _is_first_inside(w, offset)
+        if first.any():
+            better = op.logical_or(better, relax.const(first, "bool"))
         best, place = op.where(better, value, best), op.where(better, index, place)
     return relax.Tuple([best, place])
+
+
+def _is_first_inside(w: Windows, offset: Sequence[int]) -> np.ndarray[Any, Any]:
+    """For each window, whether its element at `offset` is the first that is not padding: [1, 1, windows...]."""
+    first = np.ones((1, 1), bool)
+    for i, at in enumerate(offset):
+        starts = np.arange(w.counts[i]) * w.strides[i] - w.pads[i][0]
+        first = first[..., None] & (-(np.minimum(starts, 0) // w.dilations[i]) == at)
+    return first
 
 
 def _flat_indices(w: Windows, start: list[int], shape: list[int], column_major: int) -> np.ndarray[Any, Any]:
@@ -185,21 +201,18 @@ def _global(kind: str) -> Any:
 
 
 def _max_unpool(node: Node) -> Any:
-    """Indices count in the tensor that the windows cover; a larger output_shape adds zeros at its end."""
+    """Indices count in the whole output, whose shape is what the windows cover unless `output_shape` is given."""
     op, shape = node.op, node.shape()
     kernel, rank = node.ints("kernel_shape", ()), node.rank() - 2
     strides, pads = node.ints("strides", [1] * rank), node.ints("pads", [0] * (2 * rank))
     smallest = [(shape[i + 2] - 1) * strides[i] + kernel[i] - pads[i] - pads[i + rank] for i in range(rank)]
     given = node.optional(2, "output_shape")
-    flat = op.broadcast_to(scalar(0, node.dtype()), (math.prod(shape[:2] + smallest),))
-    flat = op.scatter_elements(flat, op.reshape(node.tensor(1), (-1,)), op.reshape(node.x, (-1,)), axis=0)
-    y = op.reshape(flat, shape[:2] + smallest)
-    if given is None:
-        return y
-    missing = [int(want) - have for want, have in zip(given[2:], smallest, strict=True)]
-    if min(missing) < 0:
-        raise node.refuse(f"output_shape {given.tolist()} is smaller than the windows cover", "correct the model")
-    return op.nn.pad(y, [0, 0, 0, 0, *(v for m in missing for v in (0, m))])
+    whole = shape[:2] + smallest if given is None else [int(size) for size in given]
+    if len(whole) != rank + 2 or min(whole) < 0:
+        raise node.refuse(f"the output's shape {whole} is none for rank {rank + 2}", "correct the model")
+    flat = op.broadcast_to(scalar(0, node.dtype()), (math.prod(whole),))
+    places = op.reshape(in_range(node, 1, math.prod(whole), from_end=False), (-1,))
+    return op.reshape(op.scatter_elements(flat, places, op.reshape(node.x, (-1,)), axis=0), whole)
 
 
 CONVERTERS: Converters = {

@@ -16,6 +16,7 @@ import numpy as np
 from tvm import relax
 
 from tvmflow.frontend.onnx.ops.activation import at_least, at_most, hard_sigmoid, softplus
+from tvmflow.frontend.onnx.ops.guard import lengths_within
 from tvmflow.frontend.onnx.ops.linear import matmul
 from tvmflow.frontend.onnx.ops.node import Converters, Node, Refusal, dtype_of, scalar, text_of
 from tvmflow.frontend.onnx.ops.quantised import centred, dynamic
@@ -147,11 +148,12 @@ def _recurrent(
             raise node.refuse(f"it takes a fixed number of steps, at most {MAX_STEPS}", "fix the sequence length")
         kind = node.text("direction", "forward")
         count = 2 if kind == "bidirectional" else 1
+        lengths = op.astype(lengths_within(node, 4, int(steps)), "int32") if node.has(4) else None
         found = []
         for index in range(count):
             direction = _direction(node, index, gates, _functions(node, index, defaults), weights)
             start = [_initial(node, 5 + s, direction, index, x, batch_first) for s in range(states)]
-            found.append(_run(step, direction, x, start, kind == "reverse" or index == 1))
+            found.append(_run(step, direction, x, start, lengths, kind == "reverse" or index == 1))
         return _results(node, found, batch_first)
 
     return convert
@@ -197,10 +199,9 @@ def _initial(node: Node, index: int, d: Direction, direction: int, x: Any, batch
     return _part(node, index, direction)
 
 
-def _run(step: Step, d: Direction, x: Any, states: list[Any], backwards: bool) -> list[Any]:
+def _run(step: Step, d: Direction, x: Any, states: list[Any], lengths: Any | None, backwards: bool) -> list[Any]:
     """All outputs [T, B, H], then the last states; beyond a sequence's length outputs are 0 and states stay."""
     op, (steps, batch, width) = d.node.op, x.ty.shape
-    lengths = op.astype(d.node.tensor(4), "int32") if d.node.has(4) else None
     if backwards:
         x = op.flip(x, 0) if lengths is None else op.reverse_sequence(x, lengths, seq_axis=0, batch_axis=1)
     if d.weight.scale is not None and lengths is not None:

@@ -11,6 +11,7 @@ import numpy as np
 from tvm import relax
 
 from tvmflow.frontend.onnx.ops.node import FLOATS, Converters, Node, dtype_of, in_float32, numpy_dtype, scalar
+from tvmflow.frontend.order import places_of_extremes, sort_keys
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ def _scan(product: bool) -> Callable[[Node], Any]:
 
 
 def _top_k(node: Node) -> Any:
-    """NaN counts as the largest value. The order is found on a copy that the sort can compare."""
+    """NaN counts as the largest value. The order is found among integers, which the sort can compare."""
     op, x, dtype = node.op, node.x, node.dtype()
     k = int(node.known(1, "K").item()) if node.opset >= 10 else node.integer("k", 1)
     axis, largest = node.axis(node.integer("axis", -1)), bool(node.integer("largest", 1))
@@ -147,12 +148,7 @@ def _top_k(node: Node) -> Any:
     if k == 0:
         empty = op.strided_slice(x, [axis], [0], [0])
         return relax.Tuple([empty, op.astype(empty, "int64")])
-    keys = in_float32(node, x)
-    if dtype in FLOATS:
-        keys = op.where(op.isnan(keys), scalar(math.inf, dtype_of(keys)), keys)
-    elif dtype not in ("int32", "int64"):
-        keys = op.astype(keys, "int64")
-    places = op.topk(keys, k, axis, ret_type="indices", largest=largest, dtype="int64")
+    places = op.topk(sort_keys(op, x), k, axis, ret_type="indices", largest=largest, dtype="int64")
     return relax.Tuple([op.gather_elements(x, places, axis), places])
 
 
@@ -168,14 +164,23 @@ def _softmax(kind: str) -> Callable[[Node], Any]:
             x = op.reshape(x, (math.prod(dims[:axis]), math.prod(dims[axis:])))
             axis = 1
         if kind == "hardmax":
-            columns = np.arange(_extent(node, x, axis)).reshape((-1,) + (1,) * (x.ty.ndim - axis - 1))
-            x = op.astype(op.equal(op.argmax(x, axis, True), relax.const(columns, "int64")), dtype)
+            x = op.astype(_is_first_maximum(node, x, axis), dtype)
         else:
             x = (op.nn.softmax if kind == "softmax" else op.nn.log_softmax)(x, axis=axis)
         x = x if len(x.ty.shape) == len(dims) and not legacy else op.reshape(x, dims)
         return x if dtype_of(x) == dtype else op.astype(x, dtype)
 
     return convert
+
+
+def _is_first_maximum(node: Node, x: Any, axis: int) -> Any:
+    """Whether an element is the first of the largest along an axis; none is where a NaN stands in front, as in ONNX
+    Runtime."""
+    op, columns = node.op, np.arange(_extent(node, x, axis)).reshape((-1,) + (1,) * (x.ty.ndim - axis - 1))
+    place = places_of_extremes(op, x, axis, largest=True)
+    if dtype_of(x) in FLOATS:
+        place = op.where(op.isnan(op.strided_slice(x, [axis], [0], [1])), scalar(-1, "int64"), place)
+    return op.equal(place, relax.const(columns, "int64"))
 
 
 def _extent(node: Node, x: Any, axis: int) -> int:

@@ -154,7 +154,7 @@ def _along(node: Node, plan: Plan, i: int, x: Any, places: Array) -> Any:
     antialias = bool(node.integer("antialias", 0)) and plan.scales[i] < 1
     taps, weights = _taps(node, plan, i, places, antialias)
     if antialias:
-        return _dense(op, x, axis, taps, weights, plan.before[i])
+        return _summed(op, x, axis, taps, weights)
     total = None
     for k in range(taps.shape[1]):
         weight = weights[:, k].reshape((-1,) + (1,) * (node.rank() - axis - 1)).astype(numpy_dtype(dtype_of(x)))
@@ -193,7 +193,10 @@ def _taps(node: Node, plan: Plan, i: int, places: Array, antialias: bool) -> tup
     if node.integer("exclude_outside", 0) and (antialias or plan.mode == "cubic"):
         weights = np.where(inside, weights, 0)
     weights = weights / weights.sum(axis=1, keepdims=True)
-    return np.clip(taps, 0, plan.before[i] - 1).astype("int64"), weights
+    taps = np.clip(taps, 0, plan.before[i] - 1).astype("int64")
+    if plan.mode == "linear" and not antialias:  # at an edge both are one place: no product of 0 and infinity there
+        weights = np.where(taps[:, :1] == taps[:, 1:], 0.5, weights)
+    return taps, weights
 
 
 def _cubic(distance: Array, a: float) -> Array:
@@ -202,14 +205,26 @@ def _cubic(distance: Array, a: float) -> Array:
     return np.where(distance <= 1, near, np.where(distance < 2, far, 0))
 
 
-def _dense(op: Any, x: Any, axis: int, taps: Array, weights: Array, size: int) -> Any:
-    """Many taps: one matrix product along the axis."""
-    matrix = np.zeros((len(taps), size))
+def _summed(op: Any, x: Any, axis: int, taps: Array, weights: Array) -> Any:
+    """Many taps: gathered along an axis of their own, and summed over it. A weight of 0 reads nothing: not 0 * inf."""
+    dtype, after = dtype_of(x), (1,) * (int(x.ty.ndim) - axis - 1)
+    taps, weights = _merged(taps, weights)
+    shape = (*weights.shape, *after)
+    used = relax.const((weights != 0).reshape(shape), "bool")
+    terms = op.multiply(
+        op.take(x, relax.const(taps, "int64"), axis),
+        relax.const(weights.reshape(shape).astype(numpy_dtype(dtype)), dtype),
+    )
+    return op.sum(op.where(used, terms, scalar(0, dtype)), [axis + 1])
+
+
+def _merged(taps: Array, weights: Array) -> tuple[Array, Array]:
+    """Taps of one place with their weights added up, as the edge is read where taps lie beyond it."""
+    matrix = np.zeros((len(taps), int(taps.max()) + 1))
     np.add.at(matrix, (np.arange(len(taps))[:, None], taps), weights)
-    rank = int(x.ty.ndim)
-    order = [a for a in range(rank) if a != axis] + [axis]
-    moved = op.matmul(op.permute_dims(x, order), relax.const(matrix.T.astype(numpy_dtype(dtype_of(x))), dtype_of(x)))
-    return op.permute_dims(moved, [order.index(a) for a in range(rank)])
+    width = int(min(taps.shape[1], matrix.shape[1]))
+    places = np.minimum(taps.min(axis=1), matrix.shape[1] - width)[:, None] + np.arange(width)
+    return places, np.take_along_axis(matrix, places, axis=1)
 
 
 def _relax_is_exact(node: Node, plan: Plan) -> bool:

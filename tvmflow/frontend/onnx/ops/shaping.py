@@ -13,12 +13,32 @@ from tvmflow.frontend.onnx.ops.guard import require, require_equal
 from tvmflow.frontend.onnx.ops.node import Converters, Node, numpy_dtype, scalar
 from tvmflow.frontend.sizes import SizeArithmetic, is_size
 
+MOST_ELEMENTS = 2.0**40  # of a tensor whose size is computed at run time
+
 
 def run_time_shape(node: Node, tensor: Any, length: int, name: str) -> relax.ShapeExpr:
     """The shape that an int64 tensor of `length` elements holds at run time, as new symbolic axes."""
+    _check_shape(node, tensor)
     axes = [tirx.Var(f"{name}_{i}", "int64") for i in range(length)]
     node.builder.match_cast(node.op.tensor_to_shape(tensor), relax.ShapeType(axes))
     return relax.ShapeExpr(axes)
+
+
+def _check_shape(node: Node, sizes: Any) -> None:
+    """Stops the run where no tensor can have these sizes, before memory for it is asked for."""
+    op = node.op
+    require(node, op.greater_equal(sizes, scalar(0, "int64")), "size_not_negative")
+    elements = op.prod(op.astype(sizes, "float64"), keepdims=True)  # integers would wrap
+    require(node, op.less_equal(elements, scalar(MOST_ELEMENTS, "float64")), "size_fits_into_memory")
+
+
+def _known_shape(node: Node, sizes: Sequence[Any]) -> None:
+    """Likewise for expressions of sizes, of which one may become negative."""
+    arithmetic = SizeArithmetic()
+    doubtful = [size for size in sizes if not isinstance(size, int | tirx.IntImm) and not arithmetic.not_negative(size)]
+    if doubtful:
+        tensor = node.op.shape_to_tensor(relax.ShapeExpr(doubtful))
+        require(node, node.op.greater_equal(tensor, scalar(0, "int64")), "size_not_negative")
 
 
 def _expand(node: Node) -> Any:
@@ -89,8 +109,12 @@ def _tile(node: Node) -> Any:
     op, repeats, dims = node.op, node.constant(1), node.dims()
     if repeats is not None:
         return op.tile(node.x, [int(count) for count in repeats])
-    known = isinstance(node.inputs[1], relax.ShapeExpr)
-    counts = node.inputs[1].values if known else run_time_shape(node, node.tensor(1), len(dims), "repeats").values
+    if isinstance(node.inputs[1], relax.ShapeExpr):
+        counts = node.inputs[1].values
+        _known_shape(node, counts)
+    else:
+        counts = run_time_shape(node, node.tensor(1), len(dims), "repeats").values
+        _check_shape(node, op.multiply(node.tensor(1), op.shape_to_tensor(relax.ShapeExpr(dims))))
     pairs = [size for count, dim in zip(counts, dims, strict=True) for size in (count, dim)]
     spread = op.broadcast_to(op.reshape(node.x, [size for dim in dims for size in (1, dim)]), pairs)
     return op.reshape(spread, [count * dim for count, dim in zip(counts, dims, strict=True)])
@@ -115,6 +139,10 @@ def _constant(node: Node) -> Any:
 
 def _constant_of_shape(node: Node) -> Any:
     shape = node.constant(0)
+    if shape is not None and (shape < 0).any():
+        raise node.refuse(f"the shape {shape.tolist()} has a negative size", "correct the model")
+    if isinstance(node.inputs[0], relax.ShapeExpr):
+        _known_shape(node, node.inputs[0].values)
     if shape is not None or isinstance(node.inputs[0], relax.ShapeExpr):
         return node.upstream()
     from onnx.numpy_helper import to_array
@@ -122,6 +150,21 @@ def _constant_of_shape(node: Node) -> Any:
     value = to_array(node.attributes["value"]) if "value" in node.attributes else np.zeros(1, "float32")
     filled = relax.const(value.reshape(()), str(value.dtype))
     return node.op.broadcast_to(filled, run_time_shape(node, node.tensor(0), node.shape(0)[0], "filled"))
+
+
+def _range(node: Node) -> Any:
+    """Limits that are only known at run time, after a check that the step is not 0 and the length fits into memory."""
+    if all(node.constant(i) is not None for i in range(3)):
+        return node.upstream()
+    op = node.op
+    start, limit, step = (op.reshape(node.tensor(i), ()) for i in range(3))
+    first, last, stride = (op.astype(value, "float64") for value in (start, limit, step))
+    zero = scalar(0, "float64")
+    moves = op.logical_and(op.not_equal(stride, zero), op.equal(stride, stride))
+    length = op.divide(op.subtract(last, first), op.where(moves, stride, scalar(1, "float64")))
+    good = op.logical_and(moves, op.less_equal(length, scalar(MOST_ELEMENTS, "float64")))
+    require(node, good, "step_is_not_0_and_length_fits_into_memory")
+    return node.upstream([start, limit, op.where(good, step, scalar(1, node.dtype(2)))])
 
 
 def _eye_like(node: Node) -> Any:
@@ -203,6 +246,7 @@ CONVERTERS: Converters = {
     "Tile": {6: _tile},
     "Constant": {1: _constant},
     "ConstantOfShape": {9: _constant_of_shape},
+    "Range": {11: _range},
     "EyeLike": {9: _eye_like},
     "DepthToSpace": {1: _depth_to_space},
     "SpaceToDepth": {1: _space_to_depth},
