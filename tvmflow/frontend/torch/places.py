@@ -37,7 +37,7 @@ def _take_by_pytorch(x: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Te
     return x.index_select(dim, index)
 
 
-def _in_range_fake(index: torch.Tensor, _size: int) -> torch.Tensor:
+def _in_range_fake(index: torch.Tensor, size: int) -> torch.Tensor:  # noqa: ARG001 # as the operator is declared
     return torch.empty_like(index)
 
 
