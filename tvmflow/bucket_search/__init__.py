@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -86,7 +84,7 @@ def propose(cfg: Config, request: Request, on_event: OnEvent) -> Found:
 def toml(proposal: Proposal) -> str:
     """The section of a config file that asks for the buckets."""
     buckets = tuple(bucket.sizes for bucket in proposal.buckets)
-    names = [name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name) for name in proposal.dims]
+    names = [config.toml_key(name) for name in proposal.dims]
     axes = choice.axes_of(buckets)
     if axes is not None:
         lists = ", ".join(f"{name} = {list(sizes)}" for name, sizes in zip(names, axes, strict=True))

@@ -55,7 +55,7 @@ def estimated(cfg: Config, sizes: Sequence[Mapping[str, int]]) -> list[Work]:
             found.append(_work(static(cfg, one)))
         except TvmflowError as exc:
             hint = f"leave such sizes out of the trace, or {exc.hint}"
-            raise type(exc)(f"at {place}: {exc.message}", hint, exc.details) from exc
+            raise exc.within(f"at {place}: ", hint) from exc
         except Exception as exc:
             raise CompileError(
                 f"at {place}: TVM failed: {last_line(exc)[:300]}",

@@ -100,9 +100,7 @@ def _signature(cfg: Config) -> Signature:
             "tvmflow.pipeline.building:inspect", open_, what="importing the model", torch=frontend.needs_torch(cfg)
         )
     except ModelError as exc:
-        raise type(exc)(
-            f"with its dimensions left open, as buckets need it, {exc.message}", exc.hint, exc.details
-        ) from None
+        raise exc.within("with its dimensions left open, as buckets need it, ") from None
     found: Signature = signature
     return found
 
@@ -176,7 +174,7 @@ def _built(configs: Mapping[str, Config], folder: Path, build_one: Build, on_eve
         try:
             return build_one(cfg, place, heard)
         except TvmflowError as exc:
-            raise type(exc)(f"bucket {name}: {exc.message}", exc.hint, exc.details) from None
+            raise exc.within(f"bucket {name}: ") from None
 
     with ThreadPoolExecutor(host.cores()) as pool:
         futures = [pool.submit(run, name, cfg) for name, cfg in configs.items()]

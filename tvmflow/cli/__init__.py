@@ -11,7 +11,7 @@ import sys
 import click
 
 from tvmflow import __version__
-from tvmflow.cli import artifacts, audit, buckets, compiling, db, proof, tune
+from tvmflow.cli import artifacts, audit, buckets, compiling, db, output, proof, tune
 from tvmflow.errors import EXIT_BUG, EXIT_INTERRUPTED, OutputError, TvmflowError, UsageError
 
 
@@ -19,28 +19,29 @@ def main() -> None:
     """The console script: every TvmflowError becomes two lines and its exit code."""
     debug = "--debug" in sys.argv
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what CI sends; it cleans up like Ctrl-C
+    output.prepare_streams()
     try:
         cli(standalone_mode=False)
     except (click.exceptions.Abort, KeyboardInterrupt):
-        click.echo("interrupted; what was finished before is kept, nothing else was left behind", err=True)
+        output.say("interrupted; what was finished before is kept, nothing else was left behind", err=True)
         sys.exit(EXIT_INTERRUPTED)
     except click.ClickException as exc:
-        exc.show()
+        output.say_usage(exc)
         sys.exit(UsageError.exit_code)
     except TvmflowError as exc:
-        _show_error(exc, debug)
+        output.say_error(exc, debug)
         sys.exit(exc.exit_code)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
     except OSError as exc:
-        _show_error(OutputError(f"standard output cannot be written: {exc.strerror}", "free space"), debug)
+        output.say_error(OutputError(f"standard output cannot be written: {exc.strerror}", "free space"), debug)
         sys.exit(OutputError.exit_code)
     except Exception:
-        click.echo("this is a bug of tvmflow; what follows belongs into the report", err=True)
         import traceback
 
-        traceback.print_exc()
+        output.say("this is a bug of tvmflow; what follows belongs into the report", err=True)
+        output.say_lines(traceback.format_exc(), err=True)
         sys.exit(EXIT_BUG)
 
 
@@ -80,11 +81,3 @@ for command in (
     tune.tune,
 ):
     cli.add_command(command)
-
-
-def _show_error(exc: TvmflowError, debug: bool) -> None:
-    click.echo(f"{click.style('error', fg='red')}: {exc.message}", err=True)
-    if exc.hint:
-        click.echo(f"  next: {exc.hint}", err=True)
-    if debug and exc.details:
-        click.echo(exc.details, err=True)

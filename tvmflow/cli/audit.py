@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from tvmflow.cli import options
-from tvmflow.cli.tables import progress, show_either, write_text
+from tvmflow.cli.output import progress, show_either, write_text
 
 
 @click.command()
@@ -34,11 +34,10 @@ def audit(artifact: Path, timed: bool, model: Path | None, markdown: Path | None
 
     Nothing is run (but for --time), and no GPU is needed. Exit code 0: no fault; 16: faults, each with what to do.
     """
-    from rich.console import Group
-
     from tvmflow import audit as audits
     from tvmflow import flow
     from tvmflow.report import audit as report_audit
+    from tvmflow.report import tables
 
     with progress("auditing"):
         found = flow.audit_artifact(artifact, timed, model)
@@ -46,5 +45,7 @@ def audit(artifact: Path, timed: bool, model: Path | None, markdown: Path | None
         write_text("--markdown", markdown, "\n".join(map(report_audit.markdown, found.values())))
     if as_json or markdown is None:
         plain = {name: one.model_dump(mode="json") for name, one in found.items()}
-        show_either(Group(*map(report_audit.rendered, found.values())), plain.get("", {"buckets": plain}), as_json)
+        show_either(
+            tables.stack(*map(report_audit.rendered, found.values())), plain.get("", {"buckets": plain}), as_json
+        )
     audits.check(found)

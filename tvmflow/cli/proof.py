@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tvmflow.cli import options
-from tvmflow.cli.tables import progress, show_either
+from tvmflow.cli.output import progress, show_either
 from tvmflow.errors import DatabaseError, UsageError, VerifyError
 
 if TYPE_CHECKING:

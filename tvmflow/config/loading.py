@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tvmflow.config.faults import fault, joined
+from tvmflow.config.faults import fault, located
 from tvmflow.config.sections import Config
 from tvmflow.errors import ConfigError
 
@@ -49,10 +49,10 @@ def from_dict(
         config = from_json(merged)
     except ValidationError as exc:
         faults = [fault(merged, error) for error in exc.errors()]
-        raise ConfigError(f"{source}: " + joined(faults), "`tvmflow config schema` lists every key") from None
+        raise located(source, faults, "`tvmflow config schema` lists every key") from None
     missing = list(_missing_files(config))
     if missing:
-        raise ConfigError(f"{source}: " + joined(missing), "paths in a config file start at the file's folder")
+        raise located(source, missing, "paths in a config file start at the file's folder")
     return config
 
 

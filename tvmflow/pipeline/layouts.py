@@ -124,10 +124,10 @@ def check_budget(transforms: tuple[LayoutTransform, ...], limit: int | None) -> 
     if limit is None or len(transforms) <= limit:
         return
     largest = sorted(transforms, key=lambda t: -t.size_bytes)[:5]
-    listing = "".join(f"\n  {t.place}: {t.size_bytes} bytes" for t in largest)
     raise BudgetError(
-        f"graph.max_layout_transforms: {len(transforms)} transposes are left, {limit} are allowed{listing}",
+        f"graph.max_layout_transforms: {len(transforms)} transposes are left, {limit} are allowed",
         'raise the budget, or try graph.layout = "keep" or "nhwc"',
+        items=[f"{t.place}: {t.size_bytes} bytes" for t in largest],
     )
 
 
