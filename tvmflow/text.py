@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 
-LONGEST_WORD = 80
+LONGEST_IN_TABLE = 60
 """Characters of a word in a table, where a longer one would push the other columns out."""
+LONGEST_IN_LINE = 500
+"""Characters of a word elsewhere: a path should stand whole."""
 LONGEST_TEXT = 4000
 """Characters of a cell, a message or a line: about two screens."""
-_LONG_WORD = re.compile(rf"[^ ]{{{LONGEST_WORD + 1},}}")
 
 
 def visible(text: str) -> str:
@@ -36,12 +37,12 @@ def shortened(text: str, most: int = LONGEST_TEXT) -> str:
 
 def line(text: str) -> str:
     """What a message or a line of output shows of a text."""
-    return visible(shortened(text))
+    return _shown(text, LONGEST_IN_LINE)
 
 
 def cell(text: str) -> str:
-    """What a table shows of a text: words are shortened too."""
-    return line(_LONG_WORD.sub(lambda word: shortened(word[0], LONGEST_WORD), text))
+    """What a table shows of a text."""
+    return _shown(text, LONGEST_IN_TABLE)
 
 
 def lines(text: str) -> str:
@@ -53,3 +54,8 @@ def listed(items: list[str], most: int) -> list[str]:
     """The first items, and how many more there are."""
     more = len(items) - most
     return [*items[:most], *([f"and {more} more"] if more > 0 else [])]
+
+
+def _shown(text: str, longest_word: int) -> str:
+    words = (shortened(word, longest_word) for word in text.split(" "))
+    return visible(shortened(" ".join(words)))

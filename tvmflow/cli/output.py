@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
     from tvmflow.report.tables import Shown
 
-PIPE_COLUMNS = 160
-"""The width of tables where there is no terminal."""
+LEAST_COLUMNS, PIPE_COLUMNS = 80, 160
+"""The width of tables on a terminal that is narrower, and where there is none."""
 
 
 def prepare_streams() -> None:
@@ -70,12 +70,11 @@ def say_usage(error: click.ClickException) -> None:
 
 
 def show(table: Shown) -> None:
-    """Prints what rich can render, as wide as the terminal is, or PIPE_COLUMNS where there is none."""
+    """Prints what rich can render, as wide as the terminal is; one of less than LEAST_COLUMNS breaks the lines."""
     from rich.console import Console
 
     console = Console(highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, markup=False, emoji=False, width=PIPE_COLUMNS)
+    console.width = max(console.width, LEAST_COLUMNS) if console.is_terminal else PIPE_COLUMNS
     console.print(table, crop=False)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -45,6 +46,8 @@ def from_dict(
             table[key] = str(folder.absolute() / table.get(key, ""))
     for override in overrides:
         _merge(merged, override)
+    if unwritable := list(_unwritable(merged, ())):
+        raise located(source, unwritable, "rename the file, or write the config's text as UTF-8")
     try:
         config = from_json(merged)
     except ValidationError as exc:
@@ -98,6 +101,19 @@ def _merge(values: dict[str, Any], override: Mapping[str, Any]) -> None:
             _merge(values[key], value)
         else:
             values[key] = value
+
+
+def _unwritable(value: Any, place: tuple[object, ...]) -> Iterator[str]:
+    """The texts that no config file can hold. Python stands lone surrogates for the bytes of names not in UTF-8."""
+    if isinstance(value, dict):
+        for key, entry in value.items():
+            yield from _unwritable(key, place)
+            yield from _unwritable(entry, (*place, key))
+    elif isinstance(value, list):
+        for entry in value:
+            yield from _unwritable(entry, place)
+    elif isinstance(value, str) and re.search(r"[\ud800-\udfff]", value):
+        yield f"{'.'.join(map(str, place)) or 'config'}: not UTF-8: {value}"
 
 
 def _missing_files(config: Config) -> Iterator[str]:

@@ -40,7 +40,7 @@ def shown(config: Config) -> str:
 
 
 def dump_toml(values: Mapping[str, Any]) -> str:
-    """Values as a TOML text. What cannot be seen is spelt as an escape: it stands in quotes, as nothing else may hold it."""
+    """Values as a TOML text. What cannot be seen is spelt as an escape: only quotes can hold it."""
     return "".join(char if char.isprintable() or char == "\n" else _spelt(char) for char in tomli_w.dumps(values))
 
 

@@ -31,15 +31,17 @@ class Column:
 
 
 def line(*parts: Part) -> Text:
-    """Parts one behind the other, on one line unless the terminal is narrower."""
-    return _assembled(parts, text.line)
+    """Parts one behind the other, on one line: a terminal breaks it where it must, and commands in it can be copied."""
+    made = _assembled(parts, text.line)
+    made.no_wrap, made.overflow = True, "ignore"
+    return made
 
 
 def table(columns: Sequence[str | Column], rows: Iterable[Sequence[Cell]], title: str = "") -> Table:
     """Rows under the columns' names. Cells wider than their column go on below."""
     made = Table(box=None, header_style="bold", padding=(0, 1), title_justify="left")
     if title:
-        made.title = line(title)
+        made.title = _assembled((title,), text.line)
     for column in columns:
         one = column if isinstance(column, Column) else Column(column)
         made.add_column(_cell(one.name), justify="right" if one.right else "left", overflow="fold")
@@ -92,4 +94,4 @@ def _assembled(parts: Sequence[Part], shown: Callable[[str], str]) -> Text:
 def _value(value: object) -> str:
     if isinstance(value, float):
         return "" if value != value else f"{value:.4g}"
-    return str(value)
+    return "" if value is None else str(value)
