@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+# RUN_TIME are functions of TVM's run time: compiled code, part of every deployment.
 # Pattern, with `*` for any text, -> reason. A name is one of the virtual machine's call table, of a function that a
 # kernel asks TVM's run time for, of an undefined dynamic symbol, or of a shared library that is needed.
-ALLOWED = {
+RUN_TIME = {
     "vm.builtin.*": "TVM's virtual machine: shapes, buffers, branches, tuples",
     "runtime.*": "TVM's run time: devices and the copies between them",
     "tvm.contrib.sort.*": "sort, argsort and top-k: compiled code of TVM's run time",
     "tvm.contrib.random.*": "random numbers: compiled code of TVM's run time",
+}
+ALLOWED = {
+    **RUN_TIME,
     "__tvm_set_device": "chooses the GPU before a kernel is launched",
     "TVMFFI*": "TVM's C interface: calls, errors, tensors",
     "TVMBackend*": "TVM's run time: threads and workspace",
