@@ -17,7 +17,6 @@ def replacing(path: Path, prefix: str = ".tvmflow.") -> Iterator[BinaryIO]:
     Whoever reads at any moment, or after a crash, finds the old file or the new one. Until then it stands beside it,
     under a name that begins with `prefix`. Raises OSError.
     """
-    path = path.resolve()
     temporary = path.parent / f"{prefix}{secrets.token_hex(8)}"
     try:
         with temporary.open("xb") as stream:

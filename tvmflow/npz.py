@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -12,6 +13,16 @@ from tvmflow import atomic
 from tvmflow.errors import InputError, OutputError
 
 ENDING = ".npy"
+UNREADABLE = (
+    OSError,
+    ValueError,
+    EOFError,
+    TypeError,
+    zipfile.BadZipFile,
+    zlib.error,
+    RuntimeError,  # encrypted, or compressed in a way that this Python does not know
+    MemoryError,  # what a header asks for
+)
 MAX_NAME_BYTES = 0xFFFF
 """Of a member of a zip file, its ending included."""
 
@@ -31,7 +42,7 @@ def read(path: Path) -> dict[str, np.ndarray]:
                     raise InputError(f"{path}: holds two arrays called `{name}`", hint)
                 with archive.open(entry) as member:
                     arrays[name] = np.lib.format.read_array(member, allow_pickle=False)
-    except (OSError, ValueError, EOFError, TypeError, zipfile.BadZipFile, NotImplementedError, RuntimeError) as exc:
+    except UNREADABLE as exc:
         raise InputError(f"{path}: not an .npz of arrays: {exc}", hint) from None
     return arrays
 
@@ -42,7 +53,7 @@ def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
         raise OutputError(f"{path}: exists and is no file, so it is not replaced", "choose another place")
     _check_names(path, arrays)
     try:
-        with atomic.replacing(path) as stream, zipfile.ZipFile(stream, "w") as archive:
+        with atomic.replacing(path.resolve()) as stream, zipfile.ZipFile(stream, "w") as archive:
             for name, array in arrays.items():
                 with archive.open(f"{name}{ENDING}", "w", force_zip64=True) as member:
                     np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
