@@ -16,6 +16,7 @@ from tvmflow.bucket_search.choice import Proposal
 from tvmflow.bucket_search.observed import Observed
 from tvmflow.config import Config
 from tvmflow.errors import ArtifactError, ConfigError, UsageError
+from tvmflow.target import FLOP_PER_S
 from tvmflow.verification import reference, running
 from tvmflow.verification.running import OnEvent
 
@@ -136,7 +137,7 @@ def _estimated(
             torch=frontend.needs_torch(cfg),
         )
     kind = cfg.target.kind
-    rates = f"{call_costs.FLOP_PER_S[kind] / 1e9:g} GFLOP/s and {call_costs.BYTES_PER_S[kind] / 1e9:g} GB/s"
+    rates = f"{FLOP_PER_S[kind] / 1e9:g} GFLOP/s and {call_costs.BYTES_PER_S[kind] / 1e9:g} GB/s"
     basis = (
         f"estimated from the kernels of {len(wanted)} sizes, by {rates}"
         + (" per thread" if kind == "llvm" else "")

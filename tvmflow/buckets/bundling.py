@@ -16,6 +16,7 @@ import numpy as np
 from tvmflow import artifact, config, frontend, host, process
 from tvmflow.artifact import ALIGNMENT, CONSTANTS, LIBRARY, MANIFEST
 from tvmflow.config import Config
+from tvmflow.dtypes import itemsize
 from tvmflow.errors import ConfigError, ModelError, TvmflowError, UnsupportedError, did_you_mean
 from tvmflow.manifest import Bucket, Bundle, Constant, Manifest, Padding, Signature, Stage, TensorSpec
 from tvmflow.runtime.bucket_selection import dims_of, size_of
@@ -228,8 +229,7 @@ def _joined(
 
 
 def _size(entry: Constant) -> int:
-    itemsize = 2 if entry.dtype == "bfloat16" else np.dtype(entry.dtype).itemsize
-    return math.prod(entry.shape) * itemsize
+    return math.prod(entry.shape) * itemsize(entry.dtype)
 
 
 def _notes(manifests: Mapping[str, Manifest]) -> Iterator[str]:
