@@ -71,11 +71,11 @@ def say_usage(error: click.ClickException) -> None:
 
 def show(table: Shown) -> None:
     """Prints what rich can render, as wide as the terminal is; one of less than LEAST_COLUMNS breaks the lines."""
-    from rich.console import Console
+    from rich.console import Console, Group
 
     console = Console(highlight=False, markup=False, emoji=False)
     console.width = max(console.width, LEAST_COLUMNS) if console.is_terminal else PIPE_COLUMNS
-    console.print(table, crop=False)
+    console.print(Group(table), crop=False)  # a text alone would be copied, and forget that it is not to be broken
 
 
 def show_either(table: Shown, plain: object, as_json: bool) -> None:

@@ -49,11 +49,11 @@ def rendered(audit: Audit) -> Shown:
 
 def markdown(audit: Audit) -> str:
     """The sections as a Markdown document."""
-    parts = [f"# {_escaped(_title(audit))}"]
+    parts = [f"# {escaped(_title(audit))}"]
     for section in sections(audit):
         lines = [section.columns, tuple("---" for _ in section.columns), *section.rows]
-        table = "\n".join(f"| {' | '.join(_escaped(content) for content in line)} |" for line in lines)
-        parts.append(f"## {_escaped(section.title)}\n\n{table}")
+        table = "\n".join(f"| {' | '.join(escaped(content) for content in line)} |" for line in lines)
+        parts.append(f"## {escaped(section.title)}\n\n{table}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -218,6 +218,6 @@ def _styled(row: tuple[str, ...]) -> list[Cell]:
     return [(row[0], STYLES.get(row[0], "")), *row[1:]]
 
 
-def _escaped(content: str) -> str:
+def escaped(content: str) -> str:
     """A text as it is in Markdown, where it stands in a cell of a table or in a heading."""
     return _MARKDOWN.sub(r"\\\g<0>", text.cell(content))
