@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -112,7 +113,8 @@ def _bisected(
 
 def _raise_culprit(found: Bisection, out: Path) -> None:
     if found.culprit is not None:
-        shown = f"`python {out / 'reproduce.py'}` shows it" if found.reproducer else "see the steps above"
+        command = shlex.join(["python", str(out / "reproduce.py")])
+        shown = f"`{command}` shows it" if found.reproducer else "see the steps above"
         raise VerifyError(f"{found.culprit.summary}", shown)
     if found.unusable_records:
         faults = "; ".join(found.unusable_records)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -49,8 +50,8 @@ def describe_wrong_values(verdict: Verdict, source: str) -> VerifyError:
     lines = [f"{inputs}, output `{output.name}`: {output.reason}" for inputs, output in wrong]
     return VerifyError(
         f"the library's values are not those of {verdict.reference}:",
-        f"`tvmflow bisect {source}` with the same options finds the step and kernel at fault; if the difference is "
-        "acceptable, state it: [verify] rtol, atol or [verify.outputs.NAME]",
+        f"`tvmflow bisect {shlex.quote(source)}` with the same options finds the step and kernel at fault; if the "
+        "difference is acceptable, state it: [verify] rtol, atol or [verify.outputs.NAME]",
         items=text.listed(lines, 6),
     )
 
