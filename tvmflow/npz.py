@@ -69,7 +69,7 @@ def _check_names(path: Path, names: Iterable[str]) -> None:
         if "\0" in name or size > MAX_NAME_BYTES or f"{name}{ENDING}" in known or not _is_unicode(name):
             raise OutputError(
                 f"{path}: an .npz file cannot hold an array called `{name}` and give it back",
-                "take the arrays in Python: tvmflow.runtime.load(ARTIFACT).run(inputs)",
+                "take the arrays in Python: tvmflow.load(ARTIFACT).run(inputs)",
             )
 
 

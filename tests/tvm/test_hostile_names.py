@@ -70,12 +70,8 @@ def save(path: Path, nodes: list[onnx.NodeProto] | None = None) -> Path:
         [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["b[/]\n", 3]) for name in OUTPUTS],
         [numpy_helper.from_array(np.linspace(-1, 1, 12, dtype="f4").reshape(4, 3), "w[/]")],
     )
-    onnx.save(
-        helper.make_model(
-            graph, opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("d[/]", 1)], ir_version=8
-        ),
-        path,
-    )
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("d[/]", 1)]
+    onnx.save(helper.make_model(graph, opset_imports=opsets, ir_version=8), path)
     return path
 
 
