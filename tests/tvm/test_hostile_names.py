@@ -152,7 +152,7 @@ def test_audit(folder: Path) -> None:
     assert run("audit", "a.tvmflow", cwd=folder).stdout.startswith(title)
     assert json.loads(run("audit", "a.tvmflow", "--json", cwd=folder).stdout)["name"] in MODEL
     markdown = run("audit", "a.tvmflow", "--markdown", "-", cwd=folder).stdout
-    assert markdown.startswith("# Audit of m\\[bold\\]\\|\\`x\\`\\$(id)\\[i\\] for llvm (x86-64-v3)")
+    assert markdown.startswith("# Audit of m\\[bold]\\|\\`x\\`\\$(id)\\[i] for llvm (x86-64-v3)")
 
 
 def test_bench(folder: Path) -> None:

@@ -16,7 +16,7 @@ from tvmflow.report.tables import Cell, Shown
 
 STYLES = {"fault": "red", "warning": "yellow"}
 # What Markdown, and GitHub's tables and mathematics, would read as more than itself; an underscore only around words.
-_MARKDOWN = re.compile(r"[\\`|*~$<>\[\]&]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
+_MARKDOWN = re.compile(r"[\\`|*~$<\[&]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 
 
 @dataclass(frozen=True)
