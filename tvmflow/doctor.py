@@ -13,7 +13,7 @@ from typing import Literal
 
 from packaging.requirements import Requirement
 
-from tvmflow import host
+from tvmflow import host, process
 from tvmflow.errors import TvmflowError
 
 
@@ -80,7 +80,7 @@ def _threads() -> Finding:
 
 
 def _environment() -> list[Finding]:
-    ignored = sorted(name for name in os.environ if name.startswith(("TVM_", "NVCC_")))
+    ignored = sorted(name for name in os.environ if name.startswith(process.IGNORED_PREFIXES))
     if not ignored:
         return [Finding("environment", "ok", "nothing set that could change a build")]
     return [Finding("environment", "info", f"ignored while compiling: {', '.join(ignored)}", "put it into the config")]

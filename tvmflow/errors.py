@@ -18,32 +18,49 @@ TvmflowError                  1
 ├── AuditError               16   an audit found what must not be in a library
 └── NumericsError            17   the built code breaks the numerics that the config states
 
-An error says what is wrong and where; `hint` says what to do next. Both are shown without a traceback.
+An error says what is wrong and where, where it is about several things with a line for each; `hint` says what to do
+next. They are shown without a traceback.
 An exception that is none of these is a bug of tvmflow and is shown whole, with exit code 70.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Self
+
+from tvmflow import text
 
 EXIT_BUG = 70
 EXIT_INTERRUPTED = 130
 
 
 class TvmflowError(Exception):
-    """What is wrong and where, what to do next, and (for logs) what lies beneath it."""
+    """What is wrong and where, what to do next, and (for logs) what lies beneath it.
+
+    `items` are the single things that are wrong, where there are several. `message` holds them as well, a line each.
+    """
 
     exit_code = 1
 
-    def __init__(self, message: str, hint: str = "", details: str = "") -> None:
-        super().__init__(message)
-        self.message = message
+    def __init__(self, message: str, hint: str = "", details: str = "", items: Sequence[str] = ()) -> None:
+        self.summary = message
         self.hint = hint
         self.details = details
+        self.items = tuple(items)
+        self.message = "".join([message, *(f"\n  {text.visible(item)}" for item in self.items)])
         self.crashed = False  # whether the process that did the work died of it
+        super().__init__(self.message)
 
-    def __reduce__(self) -> tuple[type[TvmflowError], tuple[str, str, str]]:
-        return type(self), (self.message, self.hint, self.details)
+    def __reduce__(self) -> tuple[type[TvmflowError], tuple[str, str, str, tuple[str, ...]]]:
+        return type(self), (self.summary, self.hint, self.details, self.items)
+
+    def on_one_line(self) -> str:
+        """The whole message, its items one behind the other."""
+        return "; ".join([self.summary, *self.items]).replace(":; ", ": ", 1)
+
+    def within(self, place: str, hint: str | None = None) -> Self:
+        """The same error, said of a place in which it happened."""
+        return type(self)(f"{place}{self.summary}", self.hint if hint is None else hint, self.details, self.items)
 
 
 def first_line(exc: BaseException) -> str:

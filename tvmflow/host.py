@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Collection
 from pathlib import Path
 
 # Instruction set extensions that LLVM's code generator may use, and what Linux calls them in /proc/cpuinfo.
@@ -80,6 +81,17 @@ def cpu_name() -> str:
     """What this machine's CPU calls itself."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
+
+
+def find_obstacle(machine: str, needed: Collection[str], available: Collection[str]) -> str:
+    """Why code for the architecture `machine` that uses the extensions `needed` cannot be run here; empty if it can.
+
+    `available` are this CPU's extensions, as `host_features` gives them.
+    """
+    if machine != platform.machine():
+        return f"built for {machine}, this machine is {platform.machine()}"
+    missing = sorted(set(needed) - set(available))
+    return f"needs CPU features this machine lacks: {', '.join(missing)}" if missing else ""
 
 
 def host_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:

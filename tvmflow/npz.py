@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 import zipfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
 import psutil
 
+from tvmflow import atomic
 from tvmflow.errors import InputError, OutputError, first_line
 from tvmflow.files import open_regular
 
@@ -32,20 +31,31 @@ MALFORMED = (
     zlib.error,
 )
 
+ENDING = ".npy"
+MAX_NAME_BYTES = 0xFFFF
+"""Of a member of a zip file, its ending included."""
+
 
 def read(path: Path) -> dict[str, np.ndarray]:
-    """The arrays of an .npz file by name; raises InputError. Pickled objects are refused, and more than fits."""
+    """The arrays of an .npz file by name; raises InputError. Pickled objects are refused, and more than fits.
+
+    Not numpy's own reader: for a file with `x` and `x.npy` it gives the array of `x` for both.
+    """
+    hint = "write it with numpy.savez(path, name=array)"
+    arrays: dict[str, np.ndarray] = {}
     with open_regular(path, InputError) as stream:
         try:
             with zipfile.ZipFile(stream) as archive:
                 _check_size(path, sum(member.file_size for member in archive.infolist()))
-            stream.seek(0)
-            with np.load(stream, allow_pickle=False) as arrays:
-                return {name: arrays[name] for name in arrays.files}
+                for entry in archive.infolist():
+                    name = entry.filename.removesuffix(ENDING)
+                    if name in arrays:
+                        raise InputError(f"{path}: holds two arrays called `{name}`", hint)
+                    with archive.open(entry) as member:
+                        arrays[name] = np.lib.format.read_array(member, allow_pickle=False)
         except MALFORMED as exc:
-            raise InputError(
-                f"{path}: not an .npz of arrays: {first_line(exc)}", "write it with numpy.savez(path, name=array)"
-            ) from None
+            raise InputError(f"{path}: not an .npz of arrays: {first_line(exc)}", hint) from None
+    return arrays
 
 
 def _check_size(path: Path, size_bytes: int) -> None:
@@ -61,26 +71,27 @@ def write(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Writes arrays by name, whole or not at all; raises OutputError. Only a regular file is ever replaced."""
     if path.exists() and not path.is_file():
         raise OutputError(f"{path}: exists and is no file, so it is not replaced", "choose another place")
+    _check_names(path, arrays)
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".npz", delete=False) as stream:
-            temporary = Path(stream.name)
-            try:
-                with zipfile.ZipFile(stream, "w") as archive:
-                    for name, array in arrays.items():
-                        with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                            np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
-                stream.flush()
-                temporary.chmod(0o666 & ~_umask())
-                temporary.replace(path.resolve())
-            except BaseException:
-                temporary.unlink(missing_ok=True)
-                raise
+        with atomic.replacing(path.resolve()) as stream, zipfile.ZipFile(stream, "w") as archive:
+            for name, array in arrays.items():
+                with archive.open(f"{name}{ENDING}", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
     except OSError as exc:
         raise OutputError(f"{path}: cannot be written: {exc.strerror}", "choose another place") from None
 
 
-def _umask() -> int:
-    """The mode bits that new files are not given; the system only tells by setting them."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _check_names(path: Path, names: Iterable[str]) -> None:
+    """Raises OutputError where the names would not be read back: a zip file cuts them at a NUL, for instance."""
+    known = set(names)
+    for name in known:
+        size = len(name.encode(errors="surrogatepass")) + len(ENDING)
+        if "\0" in name or size > MAX_NAME_BYTES or f"{name}{ENDING}" in known or not _is_unicode(name):
+            raise OutputError(
+                f"{path}: an .npz file cannot hold an array called `{name}` and give it back",
+                "take the arrays in Python: tvmflow.load(ARTIFACT).run(inputs)",
+            )
+
+
+def _is_unicode(name: str) -> bool:
+    return not any("\ud800" <= char <= "\udfff" for char in name)

@@ -12,6 +12,8 @@ from tvmflow.host import CPU_FEATURES, cores, host_features
 
 # What every NVIDIA GPU that CUDA 13 knows offers one thread block, without asking for more; TVM would ask the GPU.
 CUDA_LIMITS = {"max_threads_per_block": 1024, "max_shared_memory_per_block": 48 << 10, "thread_warp_size": 32}
+# About what tuned kernels reach: on a CPU per thread, with AVX-512. Estimates rest on it, never more than a comparison.
+FLOP_PER_S = {"llvm": 100e9, "cuda": 20e12}
 ARCH_ALIASES = {"amd64": "x86_64", "arm64": "aarch64"}
 
 

@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 
 from tvmflow import bucket_search as bucket_proposal
 from tvmflow.bucket_search import choice as bucketing
-from tvmflow.bucket_search import observed, plot, search, size_costs, tables
+from tvmflow.bucket_search import observed, plot, search, size_costs
 from tvmflow.bucket_search.observed import Observed
 from tvmflow.bucket_search.search import SizeFunction
 from tvmflow.cli import cli
-from tvmflow.cli.tables import show
+from tvmflow.cli.output import show
 from tvmflow.errors import InputError, UsageError
+from tvmflow.report import buckets as report_buckets
 
 Sizes = tuple[int, ...]
 NAMES = ("batch", "sequence", "width")
@@ -290,7 +291,7 @@ def test_plots_and_tables_show_every_bucket(dims: int, capsys: pytest.CaptureFix
         assert 0 < float(node.get("cy") or 0) < height
     if dims == 2:
         assert {"x".join(map(str, bucket.sizes)) for bucket in found.proposal.buckets} <= set(texts)
-    show(tables.rendered(found))
+    show(report_buckets.rendered(found))
     out = capsys.readouterr().out
     for bucket in found.proposal.buckets:
         assert any(line.split()[:dims] == [*map(str, bucket.sizes)] for line in out.splitlines())

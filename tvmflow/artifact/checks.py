@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import platform
 from pathlib import Path
 
+from tvmflow import host
 from tvmflow.artifact.layout import file_entry
 from tvmflow.errors import ArtifactError
 from tvmflow.manifest import Described
@@ -23,18 +23,10 @@ def check_source(model: Path, manifest: Described) -> None:
 
 def check_machine(manifest: Described, features: frozenset[str], versions: dict[str, str]) -> None:
     """Raises ArtifactError where the library cannot run here: architecture, CPU extensions, run-time version."""
-    here = platform.machine()
     target = manifest.target
-    if target.machine != here:
-        raise ArtifactError(
-            f"{manifest.name}: built for {target.machine}, this machine is {here}", "compile it for this machine"
-        )
-    missing = sorted(set(target.features) - features)
-    if missing:
-        raise ArtifactError(
-            f"{manifest.name}: needs CPU features this machine lacks: {', '.join(missing)}",
-            "compile it with a lower target.mcpu, e.g. x86-64-v3",
-        )
+    if obstacle := host.find_obstacle(target.machine, target.features, features):
+        hint = "compile it for this machine, perhaps with a lower target.mcpu, e.g. x86-64-v3"
+        raise ArtifactError(f"{manifest.name}: {obstacle}", hint)
     for package, version in versions.items():
         built = manifest.versions.get(package)
         if built != version:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from tvmflow import config
+from tvmflow import config, text
 from tvmflow.artifact import LIBRARY
 from tvmflow.audit import (
     bytecode,
@@ -122,7 +122,7 @@ def check_numerics(audit: Audit) -> None:
     if breaches:
         stated = config.stated(audit.numerics.contract)
         raise NumericsError(
-            f"the built code is not what [numerics] states ({stated}):{_lines(breaches)}", breaches[0].action
+            f"the built code is not what [numerics] states ({stated}):", breaches[0].action, items=_lines(breaches)
         )
 
 
@@ -143,9 +143,9 @@ def check(audits: Mapping[str, Audit]) -> None:
     ]
     if faults:
         count = len(faults)
-        raise AuditError(f"the audit found {count} fault{'s' if count > 1 else ''}:{_lines(faults)}", faults[0].action)
+        summary = f"the audit found {count} fault{'s' if count > 1 else ''}:"
+        raise AuditError(summary, faults[0].action, items=_lines(faults))
 
 
-def _lines(found: Sequence[Finding]) -> str:
-    shown = [f"\n  {finding.place}: {finding.what}" for finding in found[:6]]
-    return "".join(shown) + (f"\n  and {len(found) - 6} more" if len(found) > 6 else "")
+def _lines(found: Sequence[Finding]) -> list[str]:
+    return text.listed([f"{finding.place}: {finding.what}" for finding in found], 6)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import re
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -18,6 +16,7 @@ from tvmflow.bucket_search.choice import Proposal
 from tvmflow.bucket_search.observed import Observed
 from tvmflow.config import Config
 from tvmflow.errors import ArtifactError, ConfigError, UsageError
+from tvmflow.target import FLOP_PER_S
 from tvmflow.verification import reference, running
 from tvmflow.verification.running import OnEvent
 
@@ -86,7 +85,7 @@ def propose(cfg: Config, request: Request, on_event: OnEvent) -> Found:
 def toml(proposal: Proposal) -> str:
     """The section of a config file that asks for the buckets."""
     buckets = tuple(bucket.sizes for bucket in proposal.buckets)
-    names = [name if re.fullmatch(r"[A-Za-z0-9_-]+", name) else json.dumps(name) for name in proposal.dims]
+    names = [config.toml_key(name) for name in proposal.dims]
     axes = choice.axes_of(buckets)
     if axes is not None:
         lists = ", ".join(f"{name} = {list(sizes)}" for name, sizes in zip(names, axes, strict=True))
@@ -138,7 +137,7 @@ def _estimated(
             torch=frontend.needs_torch(cfg),
         )
     kind = cfg.target.kind
-    rates = f"{call_costs.FLOP_PER_S[kind] / 1e9:g} GFLOP/s and {call_costs.BYTES_PER_S[kind] / 1e9:g} GB/s"
+    rates = f"{FLOP_PER_S[kind] / 1e9:g} GFLOP/s and {call_costs.BYTES_PER_S[kind] / 1e9:g} GB/s"
     basis = (
         f"estimated from the kernels of {len(wanted)} sizes, by {rates}"
         + (" per thread" if kind == "llvm" else "")

@@ -12,15 +12,15 @@ import numpy as np
 
 from tvmflow import bench, frontend
 from tvmflow.config import Config, ShapesSection
+from tvmflow.dtypes import itemsize
 from tvmflow.errors import CompileError, TvmflowError, last_line
 from tvmflow.process import emit
+from tvmflow.target import FLOP_PER_S
 
 if TYPE_CHECKING:
     from tvm.tirx import PrimFunc
 
-# What an estimate goes by. On a CPU per thread, about what tuned kernels reach with AVX-512; choices among buckets only
-# depend on how these compare.
-FLOP_PER_S = {"llvm": 100e9, "cuda": 20e12}
+# What an estimate goes by beside FLOP_PER_S, on a CPU per thread.
 BYTES_PER_S = {"llvm": 20e9, "cuda": 2e12}
 KERNEL_S = 4e-6  # to start a kernel and wait for its threads
 CALL_S = 30e-6  # of a call beside its kernels
@@ -55,7 +55,7 @@ def estimated(cfg: Config, sizes: Sequence[Mapping[str, int]]) -> list[Work]:
             found.append(_work(static(cfg, one)))
         except TvmflowError as exc:
             hint = f"leave such sizes out of the trace, or {exc.hint}"
-            raise type(exc)(f"at {place}: {exc.message}", hint, exc.details) from exc
+            raise exc.within(f"at {place}: ", hint) from exc
         except Exception as exc:
             raise CompileError(
                 f"at {place}: TVM failed: {last_line(exc)[:300]}",
@@ -100,7 +100,6 @@ def _work(cfg: Config) -> Work:
 
 def _bytes(kernel: PrimFunc) -> float:
     """Bytes that a kernel reads and writes: all of its arguments, but of a table only what its loops can reach."""
-    import tvm
     import tvm_ffi
     from tvm.s_tir import SBlock
     from tvm.tirx import IntImm
@@ -118,5 +117,5 @@ def _bytes(kernel: PrimFunc) -> float:
         shape = getattr(param.ty, "shape", ())
         if all(isinstance(size, IntImm) for size in shape):
             elements = math.prod(int(size) for size in shape)
-            total += min(elements, sum(steps) or elements) * max(int(tvm.DataType(param.ty.dtype).bits) // 8, 1)
+            total += min(elements, sum(steps) or elements) * itemsize(str(param.ty.dtype))
     return total

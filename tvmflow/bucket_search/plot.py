@@ -11,6 +11,7 @@ from typing import TypeAlias
 import numpy as np
 
 from tvmflow.bucket_search import Found
+from tvmflow.text import cell
 
 WIDTH, HEIGHT, LEFT, TOP, GAP = 360, 260, 70, 50, 90  # of one panel, and around it, in pixels
 BINS = 48
@@ -148,5 +149,5 @@ def _line(panel: _Panel, start: Sequence[float], end: Sequence[float], style: st
     return f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" {style}/>'
 
 
-def _text(x: float, y: float, text: str, style: str) -> str:
-    return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(text)}</text>'
+def _text(x: float, y: float, content: str, style: str) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" {style}>{escape(cell(content))}</text>'

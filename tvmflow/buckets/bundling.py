@@ -16,6 +16,7 @@ import numpy as np
 from tvmflow import artifact, config, frontend, host, process
 from tvmflow.artifact import ALIGNMENT, CONSTANTS, LIBRARY, MANIFEST
 from tvmflow.config import Config
+from tvmflow.dtypes import itemsize
 from tvmflow.errors import ConfigError, ModelError, TvmflowError, UnsupportedError, did_you_mean
 from tvmflow.manifest import Bucket, Bundle, Constant, Manifest, Padding, Signature, Stage, TensorSpec
 from tvmflow.runtime.bucket_selection import dims_of, size_of
@@ -100,9 +101,7 @@ def _signature(cfg: Config) -> Signature:
             "tvmflow.pipeline.building:inspect", open_, what="importing the model", torch=frontend.needs_torch(cfg)
         )
     except ModelError as exc:
-        raise type(exc)(
-            f"with its dimensions left open, as buckets need it, {exc.message}", exc.hint, exc.details
-        ) from None
+        raise exc.within("with its dimensions left open, as buckets need it, ") from None
     found: Signature = signature
     return found
 
@@ -176,7 +175,7 @@ def _built(configs: Mapping[str, Config], folder: Path, build_one: Build, on_eve
         try:
             return build_one(cfg, place, heard)
         except TvmflowError as exc:
-            raise type(exc)(f"bucket {name}: {exc.message}", exc.hint, exc.details) from None
+            raise exc.within(f"bucket {name}: ") from None
 
     with ThreadPoolExecutor(host.cores()) as pool:
         futures = [pool.submit(run, name, cfg) for name, cfg in configs.items()]
@@ -230,8 +229,7 @@ def _joined(
 
 
 def _size(entry: Constant) -> int:
-    itemsize = 2 if entry.dtype == "bfloat16" else np.dtype(entry.dtype).itemsize
-    return math.prod(entry.shape) * itemsize
+    return math.prod(entry.shape) * itemsize(entry.dtype)
 
 
 def _notes(manifests: Mapping[str, Manifest]) -> Iterator[str]:

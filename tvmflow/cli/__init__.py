@@ -11,43 +11,40 @@ import sys
 import click
 
 from tvmflow import __version__
-from tvmflow.cli import artifacts, audit, buckets, compiling, db, proof, tune
+from tvmflow.cli import artifacts, audit, buckets, compiling, db, output, proof, tune
 from tvmflow.errors import EXIT_BUG, EXIT_INTERRUPTED, OutputError, TvmflowError, UsageError
-
-MAX_LINE = 2000  # characters of one line of a message
 
 
 def main() -> None:
     """The console script: every TvmflowError becomes two lines and its exit code."""
     debug = "--debug" in sys.argv
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr] # names hold any characters
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # what CI sends; it cleans up like Ctrl-C
+    output.prepare_streams()
     try:
         cli(standalone_mode=False)
     except (click.exceptions.Abort, KeyboardInterrupt):
-        click.echo("interrupted; what was finished before is kept, nothing else was left behind", err=True)
+        output.say("interrupted; what was finished before is kept, nothing else was left behind", err=True)
         sys.exit(EXIT_INTERRUPTED)
     except click.ClickException as exc:
-        exc.show()
+        output.say_usage(exc)
         sys.exit(UsageError.exit_code)
     except TvmflowError as exc:
-        _show_error(exc, debug)
+        output.say_error(exc, debug)
         sys.exit(exc.exit_code)
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(1)
     except OSError as exc:
         if exc.filename is not None:
-            _show_error(UsageError(f"{exc.filename}: {exc.strerror}", "check the path"), debug)
+            output.say_error(UsageError(f"{exc.filename}: {exc.strerror}", "check the path"), debug)
             sys.exit(UsageError.exit_code)
-        _show_error(OutputError(f"standard output cannot be written: {exc.strerror}", "free space"), debug)
+        output.say_error(OutputError(f"standard output cannot be written: {exc.strerror}", "free space"), debug)
         sys.exit(OutputError.exit_code)
     except Exception:
-        click.echo("this is a bug of tvmflow; what follows belongs into the report", err=True)
         import traceback
 
-        traceback.print_exc()
+        output.say("this is a bug of tvmflow; what follows belongs into the report", err=True)
+        output.say_lines(traceback.format_exc(), err=True)
         sys.exit(EXIT_BUG)
 
 
@@ -88,22 +85,3 @@ for command in (
     tune.tune,
 ):
     cli.add_command(command)
-
-
-def _show_error(exc: TvmflowError, debug: bool) -> None:
-    click.echo(f"{click.style('error', fg='red')}: {_plain(exc.message)}", err=True)
-    if exc.hint:
-        click.echo(f"  next: {_plain(exc.hint)}", err=True)
-    if debug and exc.details:
-        click.echo(exc.details, err=True)
-
-
-def _plain(text: str) -> str:
-    """Messages quote names from files, which must not control the terminal, nor fill it."""
-    lines = [
-        line if len(line) <= MAX_LINE else f"{line[: MAX_LINE - 200]} [...] {line[-200:]}" for line in text.split("\n")
-    ]
-    return "".join(
-        c if c.isprintable() or c == "\n" else c.encode("unicode_escape", "surrogatepass").decode()
-        for c in "\n".join(lines)
-    )

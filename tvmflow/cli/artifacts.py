@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
 from tvmflow.cli import options
-from tvmflow.cli.tables import progress, show_either
+from tvmflow.cli.output import progress, say, say_json, show_either
 from tvmflow.errors import UsageError
 
 
@@ -46,12 +45,12 @@ def run(
     results = flow.run_artifact(artifact, source, outputs, threads, options.sizes_of(dims))
     summary = {name: {"dtype": str(a.dtype), "shape": list(a.shape)} for name, a in results.items()}
     if as_json:
-        click.echo(json.dumps(summary))
+        say_json(summary)
         return
     for name, array in results.items():
-        click.echo(f"{name}: {array.dtype} {list(array.shape)}")
+        say(f"{name}: {array.dtype} {list(array.shape)}")
     if outputs is not None:
-        click.echo(f"wrote {outputs}")
+        say(f"wrote {outputs}")
 
 
 @click.command()
@@ -94,4 +93,4 @@ def inspect(path: Path, as_json: bool, debug: bool) -> None:
     show_either(report.signature(signature), signature.model_dump(mode="json") | {"notes": notes}, as_json)
     if not as_json:
         for note in notes:
-            click.echo(f"note {note}")
+            say(f"note {note}")

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from tvmflow.cli import options
-from tvmflow.cli.tables import progress, show_either, write_text
+from tvmflow.cli.output import progress, show_either, write_text
 
 
 @click.command()
@@ -53,11 +53,10 @@ def audit(
     An artifact of others is audited with --config: its own manifest may allow anything. No audit proves that code does
     no harm: see docs/security.md.
     """
-    from rich.console import Group
-
     from tvmflow import audit as audits
     from tvmflow import flow
     from tvmflow.report import audit as report_audit
+    from tvmflow.report import tables
 
     given = None if stated is None else options.config_of(str(stated))
     with progress("auditing"):
@@ -66,5 +65,7 @@ def audit(
         write_text("--markdown", markdown, "\n".join(map(report_audit.markdown, found.values())))
     if as_json or markdown is None:
         plain = {name: one.model_dump(mode="json") for name, one in found.items()}
-        show_either(Group(*map(report_audit.rendered, found.values())), plain.get("", {"buckets": plain}), as_json)
+        show_either(
+            tables.stack(*map(report_audit.rendered, found.values())), plain.get("", {"buckets": plain}), as_json
+        )
     audits.check(found)

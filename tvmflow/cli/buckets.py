@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from tvmflow.cli import options
-from tvmflow.cli.tables import progress, show_either, write_text
+from tvmflow.cli.output import progress, say, show_either, write_text
 from tvmflow.errors import UsageError
 
 
@@ -54,18 +54,18 @@ def buckets(
     """
     from tvmflow import bucket_search
     from tvmflow.bucket_search import plot as bucket_plot
-    from tvmflow.bucket_search import tables
+    from tvmflow.report import buckets as report_buckets
 
     if plot is not None and plot.suffix != ".svg":
         raise UsageError(f"--plot {plot}: only SVG is drawn", "name a file that ends in .svg")
     request = bucket_search.Request(trace, most, dict(map(_aligned, align)), measure)
     with progress("importing the model") as on_event:
         found = bucket_search.propose(options.config_of(**model), request, on_event)
-    show_either(tables.rendered(found), bucket_search.plain(found), as_json)
+    show_either(report_buckets.rendered(found), bucket_search.plain(found), as_json)
     if plot is not None:
         write_text("--plot", plot, bucket_plot.svg(found))
         if not as_json:
-            click.echo(f"wrote {plot}")
+            say(f"wrote {plot}")
 
 
 def _aligned(text: str) -> tuple[str, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import click
 
 from tvmflow.cli import options
-from tvmflow.cli.tables import progress, show_either
+from tvmflow.cli.output import progress, say, say_json, say_lines, show_either
 
 
 @click.command()
@@ -52,13 +51,13 @@ def compile(  # noqa: A001 # the command's name
     tuning = {"require_tuned": require_tuned} if require_tuned is not None else {}
     cfg = options.config_of(**model, verify=verification, tuning=tuning)
     if not as_json:
-        click.echo(click.style("# resolved config", dim=True) + "\n" + config.shown(cfg))
+        say_lines(f"# resolved config\n{config.shown(cfg)}\n")
     out = output or Path(f"{config.name(cfg)}.tvmflow" + (".zip" if zipped else ""))
     with progress("compiling") as on_event:
         manifest = flow.compile_model(cfg, out, flow.Options(zipped, dump_ir, model["model"], on_event))
     show_either(report.compiled(manifest), manifest.model_dump(mode="json") | {"path": str(out)}, as_json)
     if not as_json:
-        click.echo(f"wrote {out}")
+        say(f"wrote {out}")
 
 
 @click.command()
@@ -83,7 +82,7 @@ def schema() -> None:
     """Print the JSON Schema of config files, for editors."""
     from tvmflow import config
 
-    click.echo(json.dumps(config.schema(), indent=1))
+    say_json(config.schema())
 
 
 @config_group.command()
@@ -93,7 +92,7 @@ def show(debug: bool, **model: Any) -> None:
     """Print the resolved config of MODEL as TOML, every default stated."""
     from tvmflow import config
 
-    click.echo(config.to_toml(options.config_of(**model)), nl=False)
+    say_lines(config.to_toml(options.config_of(**model)))
 
 
 @click.command()
@@ -104,11 +103,11 @@ def doctor(as_json: bool) -> None:
 
     findings = checks.examine()
     if as_json:
-        click.echo(json.dumps([finding.__dict__ for finding in findings]))
+        say_json([finding.__dict__ for finding in findings])
     else:
         for finding in findings:
-            click.echo(f"{finding.state:>5}  {finding.name}: {finding.found}")
+            say(f"{finding.state:>5}  {finding.name}: {finding.found}")
             if finding.fix:
-                click.echo(f"       fix: {finding.fix}")
+                say(f"       fix: {finding.fix}")
     if any(finding.state == "fault" for finding in findings):
         sys.exit(14)

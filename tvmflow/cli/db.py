@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,7 @@ import click
 
 from tvmflow.cli import exchange, options
 from tvmflow.cli.exchange import FOLDER, database, fail_on, warn
-from tvmflow.cli.tables import show_frame, show_rows
+from tvmflow.cli.output import say, say_json, show_frame, show_pairs
 from tvmflow.errors import DatabaseError, UsageError
 
 if TYPE_CHECKING:
@@ -76,9 +75,9 @@ def show(key: str, database: Path, as_json: bool, debug: bool) -> None:
         show_frame(tables.records(found), as_json)
     elif as_json:
         whole = {"key": found[0].key, **found[0].model_dump(mode="json")}
-        click.echo(json.dumps(whole | {"workload_json": unpack(found[0].workload_json)}))
+        say_json(whole | {"workload_json": unpack(found[0].workload_json)})
     else:
-        show_rows(_described(found[0]))
+        show_pairs(_described(found[0]))
     warn(reading.faults)
 
 
@@ -187,7 +186,7 @@ def prune(database: Path, faulty: bool, dry_run: bool, as_json: bool, debug: boo
     comparisons = [entry for entry in removed if isinstance(entry, Comparison)]
     show_frame(tables.records(entry for entry in removed if isinstance(entry, Record)), as_json)
     if comparisons:
-        click.echo(f"and {len(comparisons)} comparisons: {', '.join(one.key[:12] for one in comparisons)}", err=as_json)
+        say(f"and {len(comparisons)} comparisons: {', '.join(one.key[:12] for one in comparisons)}", err=as_json)
 
 
 @db.command()
@@ -216,12 +215,12 @@ def explain(key: str, other: str | None, database: Path, as_json: bool, debug: b
         reference = near.parts
     lines = difference(parts, reference)
     if as_json:
-        click.echo(json.dumps({"key": parts.key, "against": reference.key, "difference": lines}))
+        say_json({"key": parts.key, "against": reference.key, "difference": lines})
         return
     for title, key in (("key", parts.key), ("against", reference.key)):
-        click.echo(f"{title:8}{key[:12]}  {records[key].name if key in records else 'no record'}")
+        say(f"{title:8}{key[:12]}  {records[key].name if key in records else 'no record'}")
     for line in lines or ["no difference"]:
-        click.echo(f"  {line}")
+        say(f"  {line}")
 
 
 @db.command(name="install-merge-driver")
@@ -238,9 +237,9 @@ def install_merge_driver(database: Path, as_json: bool, debug: bool) -> None:
 
     done = install(database)
     if as_json:
-        click.echo(json.dumps(done))
+        say_json(done)
     for line in () if as_json else done or ("nothing to do, it is installed",):
-        click.echo(line)
+        say(line)
 
 
 @db.command(name="merge-driver", hidden=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import datetime
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tvmflow.cli import options
-from tvmflow.cli.tables import show_frame
+from tvmflow.cli.output import say, say_json, show_frame
 from tvmflow.errors import DatabaseError
 
 if TYPE_CHECKING:
@@ -55,12 +54,12 @@ def verify(database: Path, config_file: Path | None, no_replay: bool, as_json: b
     store = Store(database)
     faults = store.verify(None if no_replay else conversion.replay)
     if as_json:
-        click.echo(json.dumps([asdict(fault) | {"path": str(fault.path)} for fault in faults]))
+        say_json([asdict(fault) | {"path": str(fault.path)} for fault in faults])
     elif not faults:
         reading = store.read()
         counts = {"records": len(reading.records), "comparisons": len(reading.comparisons)}
         found = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-        click.echo(f"{database}: {f'{found}, no faults' if found else 'no records'}")
+        say(f"{database}: {f'{found}, no faults' if found else 'no records'}")
     fail_on(faults)
 
 
@@ -85,7 +84,10 @@ def export_records(
 
     chosen = select(keys, target=target) if keys or target else lambda record: True
     count, faults = conversion.export_files(Store(database), folder, chosen)
-    click.echo(json.dumps({"records": count}) if as_json else f"{folder}: {count} records")
+    if as_json:
+        say_json({"records": count})
+    else:
+        say(f"{folder}: {count} records")
     fail_on(faults)
 
 
@@ -110,17 +112,13 @@ def import_records(folder: Path, database: Path, as_json: bool, debug: bool, **s
     get the names that keys are made of, and traces those of their blocks. Lines that cannot be used are named, and the
     exit code is 15 then; the others are taken all the same.
     """
-    import pandas as pd
-
     from tvmflow.database import Store, tables
     from tvmflow.exchange import conversion
 
     result = conversion.import_files(Store(database), folder, _stated(**stated))
-    if as_json:
-        click.echo(tables.records(result.records).to_json(orient="records", double_precision=15))
-    else:
-        show_frame(pd.DataFrame(tables.records(result.records)), as_json)
-        click.echo(
+    show_frame(tables.records(result.records), as_json)
+    if not as_json:
+        say(
             f"{database}: {result.taken} of {len(result.records)} records were new or better; {folder}: "
             f"{result.unmeasured} candidates could not be measured"
         )
@@ -130,8 +128,8 @@ def import_records(folder: Path, database: Path, as_json: bool, debug: bool, **s
 def warn(faults: Iterable[Fault]) -> None:
     """Names faults and what to do on standard error."""
     for fault in faults:
-        click.echo(f"{click.style('skipped' if fault.skipped else 'untidy', fg='yellow')}: {fault}", err=True)
-        click.echo(f"  next: {fault.fix}", err=True)
+        say(str(fault), err=True, label=("skipped" if fault.skipped else "untidy", "yellow"))
+        say(f"  next: {fault.fix}", err=True)
 
 
 def fail_on(faults: Iterable[Fault]) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from tvmflow.cli import options
-from tvmflow.cli.tables import progress, show_either
+from tvmflow.cli import options, output
+from tvmflow.cli.output import progress, show_either
 from tvmflow.errors import DatabaseError, UsageError, VerifyError
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def verify(
     if no_run and signed_by is None:
         raise UsageError("--no-run goes with --signed-by", "without a run there is nothing else to verify")
     if signed_by is not None:
-        click.echo(f"signed by {signing.check(artifact, signed_by)}", err=True)
+        output.say(f"signed by {signing.check(artifact, signed_by)}", err=True)
         if no_run:
             return
     overrides = [config.parse_override(text) for text in sets]
@@ -88,7 +89,7 @@ def sign(artifact: Path, key: Path, debug: bool) -> None:
     """
     from tvmflow import signing
 
-    click.echo(f"wrote {signing.sign(artifact, key)}")
+    output.say(f"wrote {signing.sign(artifact, key)}")
 
 
 @click.command()
@@ -147,7 +148,8 @@ def _bisected(
 
 def _raise_culprit(found: Bisection, out: Path) -> None:
     if found.culprit is not None:
-        shown = f"`python {out / 'reproduce.py'}` shows it" if found.reproducer else "see the steps above"
+        command = shlex.join(["python", str(out / "reproduce.py")])
+        shown = f"`{command}` shows it" if found.reproducer else "see the steps above"
         raise VerifyError(f"{found.culprit.summary}", shown)
     if found.unusable_records:
         faults = "; ".join(found.unusable_records)

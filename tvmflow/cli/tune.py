@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from tvmflow.cli import options as cli_options
-from tvmflow.cli.tables import progress, show_frame
+from tvmflow.cli.output import progress, progress_of, say, say_json, show_frame
 from tvmflow.errors import UsageError
 
 if TYPE_CHECKING:
@@ -83,20 +83,20 @@ def tune(
         if compared or as_json:
             show_frame(_methods(compared), as_json)
         else:
-            click.echo("no convolution here is one that Winograd's method could serve")
+            say("no convolution here is one that Winograd's method could serve")
         return
     with _progress(cfgs[0].tuning.minutes * 60) as on_event:
         done = flow.tune(cfgs, what, on_event)
     if as_json:
         compared = json.loads(_methods(done.compared).to_json(orient="records", double_precision=15))
-        click.echo(json.dumps({**asdict(replace(done, compared=[])), "compared": compared}))
+        say_json({**asdict(replace(done, compared=[])), "compared": compared})
         return
-    click.echo(
+    say(
         f"{done.tasks} tasks, {done.trials} trials: the kernels together are {done.gain:.2f} times as fast "
         "as at the start"
     )
     for name, settled in done.settled.items():
-        click.echo(
+        say(
             f"{name}: the kernels of a run take {settled.kept_s * 1e3:.3f} ms in the model, "
             f"{settled.default_s * 1e3:.3f} ms with default schedules; there another than the first was "
             f"fastest for {settled.changed} tasks"
@@ -122,20 +122,15 @@ def _shard(text: str) -> tuple[int, int]:
 
 
 @contextmanager
-def _progress(total_s: float) -> Iterator[Callable[[Any], None]]:
-    """A bar over the session's time, with what was found last; nothing without a terminal."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+def _progress(total_s: float) -> Iterator[Callable[[str | Progress], None]]:
+    """A bar over the session's time, with what was found last."""
+    with progress_of("preparing", total_s) as update:
 
-    columns = (BarColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        line = bar.add_task("preparing", total=total_s)
-
-        def show(event: Any) -> None:
+        def show(event: str | Progress) -> None:
             if isinstance(event, str):
-                bar.update(line, description=event)
+                update(event)
             else:
-                bar.update(line, description=_described(event), completed=total_s - event.left_s)
+                update(_described(event), total_s - event.left_s)
 
         yield show
 

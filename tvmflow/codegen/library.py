@@ -8,6 +8,7 @@ import shutil
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +21,7 @@ from tvm.s_tir.analysis import estimate_tir_flops
 from tvm.tirx import For, IntImm, PrimFunc
 
 from tvmflow.artifact import ALIGNMENT, CONSTANTS, LIBRARY
+from tvmflow.config.external import RUN_TIME
 from tvmflow.errors import CompileError, UnsupportedError
 from tvmflow.graph.passes.fuse_kernels import operators, operators_of_external
 from tvmflow.kernels.schedules.default_schedule import GFLOPS_ATTR, KEY_ATTR, RULE_ATTR, UNSCHEDULED
@@ -27,9 +29,7 @@ from tvmflow.kernels.user import USER_ATTR
 from tvmflow.manifest import Constant, Kernel
 from tvmflow.target import Target
 
-# Functions of TVM's run time that a library may call beside its own kernels: compiled code, part of every deployment.
 EXTERNAL_CALL = re.compile(r'call_(?:c?packed|extern)\((?:"\w+", )?"([\w.]+)"')
-RUNTIME_FUNCTIONS = ("tvm.contrib.sort.", "tvm.contrib.random.", "runtime.", "vm.builtin.")
 Origin = Literal["tuned", "default schedule", "unscheduled", "external", "user"]
 CROSS_COMPILERS = {"aarch64": "aarch64-linux-gnu-gcc", "x86_64": "x86_64-linux-gnu-gcc"}
 
@@ -142,7 +142,8 @@ def _has_loops(function: PrimFunc) -> bool:
 
 def _check_external(names: list[str]) -> None:
     """Raises UnsupportedError for functions that a library would look for in vain when it is deployed."""
-    unknown = [name for name in names if not name.startswith(RUNTIME_FUNCTIONS)]
+    patterns = [pattern for several in RUN_TIME for pattern in several.split("|")]
+    unknown = [name for name in names if not any(fnmatchcase(name, pattern) for pattern in patterns)]
     if unknown:
         raise UnsupportedError(
             f"the library would call what only TVM's Python has: {', '.join(unknown)}",

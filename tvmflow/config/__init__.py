@@ -25,7 +25,7 @@ from tvmflow.config.sections import (
     VerifySection,
     has_tf32,
 )
-from tvmflow.config.text import name, schema, shown, stated, to_json, to_toml
+from tvmflow.config.text import name, schema, shown, stated, to_json, to_toml, toml_key
 
 __all__ = [
     "AuditSection",
@@ -57,4 +57,5 @@ __all__ = [
     "symbolic",
     "to_json",
     "to_toml",
+    "toml_key",
 ]

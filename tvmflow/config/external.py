@@ -72,7 +72,7 @@ VIRTUAL_MACHINE = (
 
 # Pattern, with `*` for any text and `|` between several, -> reason. A name is one of the virtual machine's call table,
 # of a function that a kernel asks TVM's run time for, of an undefined dynamic symbol, or of a shared library needed.
-ALLOWED = {
+RUN_TIME = {
     "|".join(
         f"vm.builtin.{name}" for name in VIRTUAL_MACHINE
     ): "TVM's virtual machine: shapes, buffers, branches, tuples",
@@ -81,6 +81,9 @@ ALLOWED = {
     ),
     "tvm.contrib.sort.*": "sort, argsort and top-k: compiled code of TVM's run time",
     "tvm.contrib.random.*": "random numbers: compiled code of TVM's run time",
+}
+ALLOWED = {
+    **RUN_TIME,
     "__tvm_set_device": "chooses the GPU before a kernel is launched",
     "TVMFFI*": "TVM's C interface: calls, errors, tensors",
     "TVMBackend*": "TVM's run time: threads and workspace",

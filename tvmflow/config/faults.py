@@ -9,12 +9,14 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel
 
 from tvmflow.config.sections import Config
-from tvmflow.errors import did_you_mean
+from tvmflow.errors import ConfigError, did_you_mean
 
 
-def joined(faults: list[str]) -> str:
-    """All faults of a config as one message."""
-    return faults[0] if len(faults) == 1 else f"{len(faults)} errors\n" + "\n".join(f"  {f}" for f in faults)
+def located(source: str, faults: list[str], hint: str) -> ConfigError:
+    """The error for all faults of a config at once."""
+    if len(faults) == 1:
+        return ConfigError(f"{source}: {faults[0]}", hint)
+    return ConfigError(f"{source}: {len(faults)} errors", hint, items=faults)
 
 
 def fault(raw: Mapping[str, Any], error: Any) -> str:

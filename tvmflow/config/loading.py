@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from tvmflow import files
-from tvmflow.config.faults import fault, joined
+from tvmflow.config.faults import fault, located
 from tvmflow.config.sections import Config
 from tvmflow.errors import ConfigError
 from tvmflow.places import path_keys
@@ -49,14 +50,16 @@ def from_dict(
             table[key] = str(folder.absolute() / table.get(key, ""))
     for override in overrides:
         _merge(merged, override)
+    if unwritable := list(_unwritable(merged, ())):
+        raise located(source, unwritable, "rename the file, or write the config's text as UTF-8")
     try:
         config = from_json(merged)
     except ValidationError as exc:
         faults = [fault(merged, error) for error in exc.errors()]
-        raise ConfigError(f"{source}: " + joined(faults), "`tvmflow config schema` lists every key") from None
+        raise located(source, faults, "`tvmflow config schema` lists every key") from None
     missing = list(_missing_files(config))
     if missing:
-        raise ConfigError(f"{source}: " + joined(missing), "paths in a config file start at the file's folder")
+        raise located(source, missing, "paths in a config file start at the file's folder")
     return config
 
 
@@ -98,6 +101,19 @@ def _merge(values: dict[str, Any], override: Mapping[str, Any]) -> None:
             _merge(values[key], value)
         else:
             values[key] = value
+
+
+def _unwritable(value: Any, place: tuple[object, ...]) -> Iterator[str]:
+    """The texts that no config file can hold. Python stands lone surrogates for the bytes of names not in UTF-8."""
+    if isinstance(value, dict):
+        for key, entry in value.items():
+            yield from _unwritable(key, place)
+            yield from _unwritable(entry, (*place, key))
+    elif isinstance(value, list):
+        for entry in value:
+            yield from _unwritable(entry, place)
+    elif isinstance(value, str) and re.search(r"[\ud800-\udfff]", value):
+        yield f"{'.'.join(map(str, place)) or 'config'}: not UTF-8: {value}"
 
 
 def _missing_files(config: Config) -> Iterator[str]:

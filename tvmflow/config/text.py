@@ -29,14 +29,24 @@ def to_json(config: Config) -> dict[str, Any]:
 
 def to_toml(config: Config) -> str:
     """The config as a TOML text that `load` reads back to an equal Config; unset keys are left out."""
-    return tomli_w.dumps(_without_unset(to_json(config) | _limits(config)))
+    return dump_toml(_without_unset(to_json(config) | _limits(config)))
 
 
 def shown(config: Config) -> str:
     """The same text for a reader: without the patterns of [audit] allow that every config has."""
     values = to_json(config)
     own = {pattern: why for pattern, why in config.audit.allow.items() if external.ALLOWED.get(pattern) != why}
-    return tomli_w.dumps(_without_unset({**values, "audit": {**values["audit"], "allow": own}, **_limits(config)}))
+    return dump_toml(_without_unset({**values, "audit": {**values["audit"], "allow": own}, **_limits(config)}))
+
+
+def dump_toml(values: Mapping[str, Any]) -> str:
+    """Values as a TOML text. What cannot be seen is spelt as an escape: only quotes can hold it."""
+    return "".join(char if char.isprintable() or char == "\n" else _spelt(char) for char in tomli_w.dumps(values))
+
+
+def toml_key(name: str) -> str:
+    """A name as a key of such a text, in quotes where it needs them."""
+    return dump_toml({name: 0}).removesuffix(" = 0\n")
 
 
 def schema() -> dict[str, Any]:
@@ -46,6 +56,10 @@ def schema() -> dict[str, Any]:
 
 def _limits(config: Config) -> dict[str, Any]:
     return {"limits": config.limits.model_dump(mode="json")}
+
+
+def _spelt(char: str) -> str:
+    return f"\\u{ord(char):04x}" if ord(char) < 0x10000 else f"\\U{ord(char):08x}"
 
 
 def _without_unset(value: Any) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import BinaryIO, Generic, TypeVar
 
 from pydantic_core import from_json
 
+from tvmflow import atomic
 from tvmflow.errors import DatabaseError
 
 MAX_LINE_BYTES = 4 << 20
@@ -169,29 +169,19 @@ def read_stream(stream: BinaryIO, path: Path, form: Form[Entry]) -> Page[Entry]:
 def write(path: Path, form: Form[Entry], entries: Iterable[Entry], faulty: tuple[Span, ...] = ()) -> None:
     """Replaces the file by these entries, sorted, and behind them its own lines at `faulty`; nothing at all removes it.
 
-    Whoever reads at any moment, or after a crash, finds the old file or the new one. The caller holds the database's
-    lock, so that what earlier writers left half done can be cleared. Raises OSError, and DatabaseError for too much.
+    The caller holds the database's lock, so that what earlier writers left half done can be cleared. Raises OSError,
+    and DatabaseError for too much.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     for leftover in path.parent.glob(f"{TEMPORARY}*"):
         leftover.unlink()
-    handle, name = tempfile.mkstemp(prefix=TEMPORARY, dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as out:
-            out.writelines(f"{form.to_line(entry)}\n".encode() for entry in sorted(form.kept(entries), key=form.key))
-            _copy(path, faulty, out)
-            size = out.tell()
-            _check_size(path, size, form.max_bytes)
-            out.flush()
-            os.fsync(out.fileno())
-        Path(name).chmod(0o644)
-        if size:
-            Path(name).replace(path)
-        else:
-            path.unlink(missing_ok=True)
-    finally:
-        Path(name).unlink(missing_ok=True)
-    _sync_folder(path.parent)
+    with atomic.replacing(path, TEMPORARY) as out:
+        out.writelines(f"{form.to_line(entry)}\n".encode() for entry in sorted(form.kept(entries), key=form.key))
+        _copy(path, faulty, out)
+        size = out.tell()
+        _check_size(path, size, form.max_bytes)
+    if not size:
+        path.unlink()
 
 
 def lines(stream: BinaryIO, max_bytes: int = MAX_LINE_BYTES) -> Iterator[tuple[int, Span, bytes]]:
@@ -235,14 +225,6 @@ def _check_size(path: Path, size: int, max_bytes: int) -> None:
             f"{path}: would grow to {size >> 20} MiB, more than {max_bytes >> 20} MiB",
             "`tvmflow db prune` what is no longer used, or start a second database",
         )
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _unread(path: Path, what: str, fix: str) -> Page[Entry]:

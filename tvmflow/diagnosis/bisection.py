@@ -198,7 +198,7 @@ class _Inquiry:
         try:
             found = import_fault.locate(search.subject.cfg, search.subject.manifest, search.truth, self.out)
         except TvmflowError as exc:
-            unknown = f"; the node is not known: {exc.message}"
+            unknown = f"; the node is not known: {exc.on_one_line()}"
         if found is not None:
             summary = f"the import of {found[0]} is wrong: {found[1]}"
             return Culprit(step=IMPORT, count=0, kernel=found[0], summary=summary)

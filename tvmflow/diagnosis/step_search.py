@@ -90,7 +90,7 @@ class Search:
             reason = self._built_wrong(count)
             check = StepCheck(count=count, step=step, outcome="wrong" if reason else "right", reason=reason)
         except TvmflowError as exc:
-            check = StepCheck(count=count, step=step, outcome="not built", reason=exc.message)
+            check = StepCheck(count=count, step=step, outcome="not built", reason=exc.on_one_line())
         self.checks.append(check)
         return check
 
@@ -122,6 +122,6 @@ def wrong(cfg: Config, folder: Path, manifest: Manifest, truth: Truth) -> str:
     try:
         got = running.run(folder, manifest, [feeds.inputs for feeds in truth.feeds], None, CompileError)
     except (CompileError, InputError) as exc:
-        return exc.message
+        return exc.on_one_line()
     outputs = judgement.judge(cfg, manifest, truth, got).runs[0].outputs
     return "; ".join(f"`{output.name}`: {output.reason}" for output in outputs if not output.ok)

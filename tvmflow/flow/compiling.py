@@ -102,7 +102,7 @@ def _with_verdict(cfg: Config, folder: Path, manifest: Manifest, options: Option
     """
     started = time.monotonic()
     feeds: Feeds | None = None
-    if reason := running.find_obstacle(manifest):
+    if reason := running.find_obstacle(manifest.target):
         manifest = _with_note(manifest, f"not run on its target: {reason}; `tvmflow verify` does it there")
         verdict = _verdict_of_twin(cfg, options)
     else:
@@ -139,7 +139,7 @@ def _compile_buckets(cfg: Config, folder: Path, options: Options) -> Bundle:
 def _proved(cfg: Config, folder: Path, bundle: Bundle, options: Options) -> tuple[Bundle, Sequence[Feeds] | None]:
     """The bundle with its verdict and what padding does, and inputs for each bucket, where it runs on this CPU."""
     started = time.monotonic()
-    if reason := running.find_obstacle(bundle):
+    if reason := running.find_obstacle(bundle.target):
         bundle = _with_note(bundle, f"not run on its target: {reason}; `tvmflow verify` does it there")
         with tempfile.TemporaryDirectory(prefix="tvmflow-") as name:
             twin = _compile_buckets(_twin(cfg), Path(name), Options(on_event=options.on_event))

@@ -10,6 +10,7 @@ import tvm
 from tvm import relax
 from tvm.tirx import IntImm
 
+from tvmflow.dtypes import itemsize
 from tvmflow.errors import BudgetError, last_line
 from tvmflow.graph import needless
 from tvmflow.graph.passes.cancel_transposes import axes_of
@@ -19,11 +20,11 @@ from tvmflow.kernels.winograd.minimal_filtering import Measured
 from tvmflow.manifest import LayoutTransform
 from tvmflow.pipeline.context import Context
 from tvmflow.pipeline.plan import AfterStep, has_convolution, ignore_step, run, steps_of
+from tvmflow.target import FLOP_PER_S
 
 NOMINAL_DIM = 32  # what a symbolic axis counts for when bytes are compared
 # What a choice goes by, per thread: measured with default schedules on 2 threads with AVX-512.
-FLOP_PER_S = 100e9  # of a convolution whose vectors are whole registers
-SCALAR = 0.01  # the share of that which a convolution without vectors reaches
+SCALAR = 0.01  # the share of FLOP_PER_S that a convolution without vectors reaches
 STRIDED = 0.5  # and one whose vectors lie apart in what it reads
 GROUPED = 0.25  # and one in groups, whose schedules want channels last
 WINOGRAD = 2.5  # and one by Winograd's method
@@ -116,7 +117,7 @@ def _convolution_s(call: relax.Call, registers: Registers, measured: Measured | 
         share *= (STRIDED if int(call.attrs.strides[-1]) > 1 else 1) * (GROUPED if int(call.attrs.groups) > 1 else 1)
     elif measured is not None and plan_of(call, measured) is not None:
         share *= WINOGRAD
-    return flop / FLOP_PER_S / share
+    return flop / FLOP_PER_S["llvm"] / share
 
 
 def check_budget(transforms: tuple[LayoutTransform, ...], limit: int | None) -> None:
@@ -124,10 +125,10 @@ def check_budget(transforms: tuple[LayoutTransform, ...], limit: int | None) -> 
     if limit is None or len(transforms) <= limit:
         return
     largest = sorted(transforms, key=lambda t: -t.size_bytes)[:5]
-    listing = "".join(f"\n  {t.place}: {t.size_bytes} bytes" for t in largest)
     raise BudgetError(
-        f"graph.max_layout_transforms: {len(transforms)} transposes are left, {limit} are allowed{listing}",
+        f"graph.max_layout_transforms: {len(transforms)} transposes are left, {limit} are allowed",
         'raise the budget, or try graph.layout = "keep" or "nhwc"',
+        items=[f"{t.place}: {t.size_bytes} bytes" for t in largest],
     )
 
 
@@ -203,7 +204,7 @@ def _dims(value: relax.Expr) -> list[tvm.ir.PrimExpr]:
 def _size_bytes(var: relax.Var) -> int:
     """Bytes of a tensor, symbolic axes counted as `NOMINAL_DIM`."""
     sizes = [int(d) if isinstance(d, IntImm) else NOMINAL_DIM for d in _dims(var)]
-    return math.prod(sizes) * max(int(tvm.DataType(var.ty.dtype).bits) // 8, 1)
+    return math.prod(sizes) * itemsize(str(var.ty.dtype))
 
 
 def _bytes(transforms: tuple[LayoutTransform, ...]) -> int:

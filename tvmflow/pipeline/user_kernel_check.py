@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -13,7 +12,7 @@ from tvmflow.config import Config, VerifySection
 from tvmflow.errors import CompileError, VerifyError, last_line
 from tvmflow.manifest import Signature, TensorSpec
 from tvmflow.process import emit
-from tvmflow.verification import compare
+from tvmflow.verification import compare, running
 
 if TYPE_CHECKING:
     import tvm
@@ -34,7 +33,7 @@ def notes(cfg: Config, replaced: Sequence[Replacement], setting: Setting) -> tup
 
     lines = [user.source_note(name, section) for name, section in cfg.kernels.items()]
     places = Counter(id(replacement) for replacement in replaced)
-    obstacle = _obstacle(cfg, setting)
+    obstacle = running.find_obstacle(setting.target) if cfg.verify.enabled else "verify.enabled = false"
     for replacement in {id(replacement): replacement for replacement in replaced}.values():
         count = places[id(replacement)]
         where = f"in {count} places" if count > 1 else "in one place"
@@ -44,23 +43,6 @@ def notes(cfg: Config, replaced: Sequence[Replacement], setting: Setting) -> tup
             outcome = f"verified, max error {error:.2g}"
         lines.append(f"{replacement.kernel} replaces {replacement.call} {where}: {outcome}")
     return tuple(lines)
-
-
-def _obstacle(cfg: Config, setting: Setting) -> str:
-    """Why kernels cannot be run here; empty where they can."""
-    from tvmflow.host import host_features
-
-    target = setting.target
-    if not cfg.verify.enabled:
-        return "verify.enabled = false"
-    if target.kind == "cuda":
-        from tvmflow.codegen import cuda
-
-        return "" if cuda.detect_arch() else "no GPU is here"
-    if target.machine != platform.machine():
-        return f"it is built for {target.machine}"
-    missing = sorted(set(target.features) - host_features())
-    return f"this CPU lacks {', '.join(missing)}" if missing else ""
 
 
 def _largest_error(replacement: Replacement, target: tvm.target.Target, section: VerifySection) -> float:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
-
-from tvmflow import config
+from tvmflow import config, text
 from tvmflow.audit import Audit
 from tvmflow.audit.symbols import External
 from tvmflow.manifest import AuditSummary, Finding, LayoutTransform, Manifest
+from tvmflow.report import tables
+from tvmflow.report.tables import Cell, Shown
 
 STYLES = {"fault": "red", "warning": "yellow"}
+# What Markdown, and GitHub's tables and mathematics, would read as more than itself; an underscore only around words.
+_MARKDOWN = re.compile(r"[\\`|*~$<\[&]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")
 
 
 @dataclass(frozen=True)
@@ -40,18 +41,19 @@ def sections(audit: Audit) -> tuple[Section, ...]:
     return tuple(section for section in found if section.rows)
 
 
-def rendered(audit: Audit) -> RenderableType:
+def rendered(audit: Audit) -> Shown:
     """The sections as tables of a terminal."""
-    return Group(Text(_title(audit), style="bold"), *(_table(section) for section in sections(audit)))
+    found = (tables.table(one.columns, map(_styled, one.rows), one.title) for one in sections(audit))
+    return tables.stack(tables.line((_title(audit), "bold")), *found)
 
 
 def markdown(audit: Audit) -> str:
     """The sections as a Markdown document."""
-    parts = [f"# {_title(audit)}"]
+    parts = [f"# {escaped(_title(audit))}"]
     for section in sections(audit):
         lines = [section.columns, tuple("---" for _ in section.columns), *section.rows]
-        table = "\n".join(f"| {' | '.join(_cell(text) for text in line)} |" for line in lines)
-        parts.append(f"## {section.title}\n\n{table}")
+        table = "\n".join(f"| {' | '.join(escaped(content) for content in line)} |" for line in lines)
+        parts.append(f"## {escaped(section.title)}\n\n{table}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -68,11 +70,11 @@ def line(manifest: Manifest, summary: AuditSummary) -> str:
     return "; ".join(parts)
 
 
-def first_findings(summary: AuditSummary, most: int = 5) -> list[RenderableType]:
+def first_findings(summary: AuditSummary, most: int = 5) -> list[Shown]:
     """The first findings of a summary, one line each."""
-    shown = [Text.assemble((f"{f.level} ", STYLES[f.level]), f"{f.place}: {f.what}") for f in summary.findings[:most]]
+    shown = [tables.line((f"{f.level} ", STYLES[f.level]), f"{f.place}: {f.what}") for f in summary.findings[:most]]
     more = len(summary.findings) - most
-    return [*shown, *([Text(f"and {more} more: `tvmflow audit`")] if more > 0 else [])]
+    return [*shown, *([tables.line(f"and {more} more: `tvmflow audit`")] if more > 0 else [])]
 
 
 def _title(audit: Audit) -> str:
@@ -212,14 +214,11 @@ def _known(value: int | None) -> str:
     return "?" if value is None else str(value)
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("\n", " ")
+def _styled(row: tuple[str, ...]) -> list[Cell]:
+    """A row whose first cell, where it is the level of a finding, has the level's colour."""
+    return [(row[0], STYLES.get(row[0], "")), *row[1:]]
 
 
-def _table(section: Section) -> Table:
-    table = Table(box=None, header_style="bold", padding=(0, 1), title=section.title, title_justify="left")
-    for name in section.columns:
-        table.add_column(name, overflow="fold")
-    for row in section.rows:
-        table.add_row(*(Text(text, style=STYLES.get(text, "") if not index else "") for index, text in enumerate(row)))
-    return table
+def escaped(content: str) -> str:
+    """A text as it is in Markdown, where it stands in a cell of a table or in a heading."""
+    return _MARKDOWN.sub(r"\\\g<0>", text.cell(content))

@@ -8,6 +8,7 @@ task's second, ..., with the default schedules; each task keeps the record with 
 from __future__ import annotations
 
 import contextlib
+import shlex
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -138,7 +139,8 @@ def _task(kernel: str) -> str:
 
 
 def _tune_command(cfg: Config, source: str) -> str:
-    return f"tvmflow tune {source} --set tuning.database={cfg.tuning.database or 'tuning_db'}"
+    database = f"tuning.database={cfg.tuning.database or 'tuning_db'}"
+    return shlex.join(["tvmflow", "tune", source, "--set", database])
 
 
 @contextlib.contextmanager

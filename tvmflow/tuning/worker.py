@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import gc
 import json
+import math
 import os
 import resource
 import statistics
@@ -22,6 +23,7 @@ import numpy as np
 import tvm
 from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 
+from tvmflow.dtypes import itemsize
 from tvmflow.errors import SetupError, TargetError
 from tvmflow.host import THREADING
 from tvmflow.kernels.mathematics import vector_math
@@ -160,7 +162,7 @@ def _time(kernel: Any, sets: list[list[Any]]) -> float:
 @functools.lru_cache(maxsize=1)  # the candidates of a batch are of one task, most with the same shapes
 def _argument_sets(args: tuple[Arg, ...], weights: tuple[int, ...]) -> list[list[Any]]:
     """Arguments with a warm first input and cold weights: the same activations, weights from copies in turn."""
-    weight_bytes = sum(_size_bytes(*args[i]) for i in weights)
+    weight_bytes = sum(math.prod(args[i][1]) * itemsize(args[i][0]) for i in weights)
     copies = min(MAX_COPIES, COLD_BYTES // weight_bytes + 1) if weight_bytes else 1
     shared = [None if i in weights else filled(*arg, i) for i, arg in enumerate(args)]
     return [[s if s is not None else filled(*args[i], i + c) for i, s in enumerate(shared)] for c in range(copies)]
@@ -172,10 +174,6 @@ def filled(dtype: str, shape: tuple[int, ...], seed: int) -> Any:
     values = rng.random(shape, np.float32) if kind.kind == "f" else np.zeros(shape)
     tensor = tvm.runtime.tensor(np.asarray(values).astype(kind))
     return tensor._create_view(shape, dtype) if dtype == "bfloat16" else tensor
-
-
-def _size_bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    return int(np.prod(shape)) * max(int(tvm.DataType(dtype).bits) // 8, 1)
 
 
 def median_s(samples: tuple[float, ...]) -> float:

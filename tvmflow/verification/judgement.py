@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from tvmflow import text
 from tvmflow.config import Config
 from tvmflow.errors import VerifyError
 from tvmflow.manifest import Manifest, RunVerdict, Signature, Verdict
@@ -45,12 +47,12 @@ def describe_wrong_values(verdict: Verdict, source: str) -> VerifyError:
     `source` is what the user calls the model or artifact.
     """
     wrong = [(run.inputs, output) for run in verdict.runs for output in run.outputs if not output.ok]
-    lines = [f"\n  {inputs}, output `{output.name}`: {output.reason}" for inputs, output in wrong]
-    more = f"\n  and {len(lines) - 6} more" if len(lines) > 6 else ""
+    lines = [f"{inputs}, output `{output.name}`: {output.reason}" for inputs, output in wrong]
     return VerifyError(
-        f"the library's values are not those of {verdict.reference}:" + "".join(lines[:6]) + more,
-        f"`tvmflow bisect {source}` with the same options finds the step and kernel at fault; if the difference is "
-        "acceptable, state it: [verify] rtol, atol or [verify.outputs.NAME]",
+        f"the library's values are not those of {verdict.reference}:",
+        f"`tvmflow bisect {shlex.quote(source)}` with the same options finds the step and kernel at fault; if the "
+        "difference is acceptable, state it: [verify] rtol, atol or [verify.outputs.NAME]",
+        items=text.listed(lines, 6),
     )
 
 

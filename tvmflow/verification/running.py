@@ -6,10 +6,11 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 
-from tvmflow import artifact, host, process
+from tvmflow import host, process
 from tvmflow.errors import ArtifactError, TvmflowError
 from tvmflow.manifest import Described
 
@@ -29,22 +30,30 @@ def cuda_env(kind: str) -> Iterator[dict[str, str]]:
         yield cuda.loader_env(Path(stub))
 
 
-def find_obstacle(manifest: Described) -> str:
-    """Why a library cannot be run on this machine; empty where it can."""
-    if manifest.target.kind == "cuda":
+class BuiltFor(Protocol):
+    """What a target asks of the machine that runs it: a manifest's target, or a config's resolved one."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def machine(self) -> str: ...
+    @property
+    def features(self) -> tuple[str, ...]: ...
+
+
+def find_obstacle(target: BuiltFor) -> str:
+    """Why code for such a target cannot be run on this machine; empty where it can."""
+    if target.kind == "cuda":
         from tvmflow.codegen import cuda
 
-        return "" if cuda.detect_arch() else "no GPU is here"
-    try:
-        artifact.check_machine(manifest, host.host_features(), {})
-    except ArtifactError as exc:
-        return exc.message
-    return ""
+        if not cuda.detect_arch():
+            return "no GPU is here"
+    return host.find_obstacle(target.machine, target.features, host.host_features())
 
 
 def check_runs_here(manifest: Described) -> None:
     """Raises ArtifactError where the library cannot be run on this machine, before anything is built for that."""
-    if reason := find_obstacle(manifest):
+    if reason := find_obstacle(manifest.target):
         raise ArtifactError(
             f"{manifest.name} was built for {manifest.target.arch or manifest.target.mcpu} and cannot be run here, so "
             f"its values cannot be looked into: {reason}",

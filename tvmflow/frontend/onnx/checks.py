@@ -78,12 +78,10 @@ def _refuse(found: Sequence[Fault]) -> None:
     if not found:
         return
     lines = [f"{fault.where}: {fault.why}" for fault in found]
-    message = (
-        lines[0]
-        if len(lines) == 1
-        else f"{len(lines)} things cannot be compiled\n" + "\n".join(f"  {line}" for line in lines)
-    )
-    raise UnsupportedError(message, "; ".join(dict.fromkeys(fault.advice for fault in found)))
+    advice = "; ".join(dict.fromkeys(fault.advice for fault in found))
+    if len(lines) == 1:
+        raise UnsupportedError(lines[0], advice)
+    raise UnsupportedError(f"{len(lines)} things cannot be compiled", advice, items=lines)
 
 
 def faults(model: ModelProto, converters: Container[str], refusal: Refusal = nothing_refused) -> Iterator[Fault]:

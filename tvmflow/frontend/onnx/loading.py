@@ -84,7 +84,7 @@ def _located(path: Path) -> Iterator[None]:
     try:
         yield
     except (ModelError, ConfigError) as exc:
-        raise type(exc)(f"{path}: {exc.message}", exc.hint, exc.details) from exc
+        raise exc.within(f"{path}: ") from exc
     except UnicodeDecodeError as exc:
         raise ModelError(f"{path}: holds names that are not UTF-8", EXPORT_AGAIN) from exc
     except onnx_ir.serde.SerdeError as exc:

@@ -46,10 +46,7 @@ def refuse(program: ExportedProgram, where: str, known: Set[str]) -> None:
     unique = list(dict.fromkeys(faults))
     if unique:
         count = "cannot be compiled" if len(unique) == 1 else f"{len(unique)} things cannot be compiled"
-        raise UnsupportedError(
-            f"{where}: {count}:\n" + "\n".join(f"  {fault}" for fault in unique),
-            "change the model's code at the places named",
-        )
+        raise UnsupportedError(f"{where}: {count}:", "change the model's code at the places named", items=unique)
 
 
 def operator_name(node: Any) -> str:

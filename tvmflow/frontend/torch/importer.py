@@ -124,7 +124,7 @@ def _imported(source: Source, program: ExportedProgram) -> tvm.IRModule:
             custom_convert_map=convert_map(operators),
         )
     except TvmflowError as exc:
-        raise type(exc)(f"{source.where}: {exc.message}", exc.hint, exc.details) from exc
+        raise exc.within(f"{source.where}: ") from exc
     except Exception as exc:
         reason = last_line(exc)
         raise UnsupportedError(

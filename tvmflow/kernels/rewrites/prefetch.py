@@ -20,6 +20,7 @@ from tvm.ir import TensorLoad
 from tvm.s_tir import SBlock, SBlockRealize
 from tvm.tirx import For, ForKind, IntImm, PrimFunc
 
+from tvmflow.dtypes import itemsize
 from tvmflow.kernels.rewriting import each_kernel
 
 SMALLEST_BYTES = 640 << 10  # of weights; fewer are in the cache already
@@ -104,7 +105,7 @@ def _with_requests(panel: _Panel) -> For:
     """The loop over k in portions, each with its requests before it; the loop itself where they would be too many."""
     step, steps = panel.step, int(panel.step.extent)
     shape = [int(size) for size in panel.weights.ty.shape]
-    per_line = LINE_BYTES * 8 // tvm.DataType(panel.weights.ty.dtype).bits
+    per_line = LINE_BYTES // itemsize(str(panel.weights.ty.dtype))
     number, numbers = _tile_number(panel)
     share = -(-math.prod(shape[1:]) // per_line // numbers)
     portions = next((n for n in range(1, steps + 1) if steps % n == 0 and share <= n * MAX_LINES), steps)
@@ -146,7 +147,7 @@ def _is_large_weight(function: PrimFunc, buffer: tvm.ir.Var) -> bool:
     shape = getattr(buffer.ty, "shape", ())
     if len(shape) < 3 or not all(isinstance(size, IntImm) for size in shape):
         return False
-    size_bytes = math.prod(int(size) for size in shape) * int(tvm.DataType(buffer.ty.dtype).bits) // 8
+    size_bytes = math.prod(int(size) for size in shape) * itemsize(str(buffer.ty.dtype))
     return size_bytes >= SMALLEST_BYTES and any(bool(buffer.same_as(param)) for param in function.params)
 
 
