@@ -141,7 +141,14 @@ class _Calls:
         return name
 
     def _declare(self, name: str, read: bool) -> str:
-        types = {"float32": "float", "float64": "double", "int8": "signed char", "uint8": "uchar", "bool": "bool"}
+        types = {
+            "float16": "half",
+            "float32": "float",
+            "float64": "double",
+            "int8": "signed char",
+            "uint8": "uchar",
+            "bool": "bool",
+        }
         array = self.arrays[name]
         kind = types.get(str(array.dtype), f"{array.dtype}_t")
         line = f"  static {kind} {name}[{max(array.size, 1)}];"

@@ -316,6 +316,14 @@ def test_buckets_that_do_not_fit_their_artifact(built: Path, tmp_path: Path) -> 
             for size in ("sequence", "sequence // 0", "(" * 300, "x()", "other")
         ),
     ]
+    own = artifact.read(original / first.folder)
+    huge = own.files | {artifact.LIBRARY: own.files[artifact.LIBRARY].model_copy(update={"size_bytes": (1 << 63) - 1})}
+    copy = Path(shutil.copytree(original, tmp_path / "huge"))
+    rewritten(copy / first.folder, {"files": huge})
+    inside = artifact.file_entry(copy / first.folder / artifact.MANIFEST)
+    rewritten(copy, {"files": bundle.files | {f"{first.folder}/{artifact.MANIFEST}": inside}})
+    with pytest.raises(ArtifactError, match=r"files\.library\.so: is not the file that the artifact lists"):
+        tvmflow.load(copy)
     for number, (change, message) in enumerate(cases):
         copy = Path(shutil.copytree(original, tmp_path / str(number)))
         rewritten(copy, change)

@@ -50,6 +50,8 @@ COMMON = frozenset(
         "TopK",
     }
 )
+# It counts indices in the shape that the windows cover; ONNX Runtime and the operator's text, in the output's.
+WRONG = frozenset({"test_maxunpool_export_with_output_shape"})
 
 
 @functools.cache
@@ -62,7 +64,8 @@ def cases() -> dict[str, list[Any]]:
         every = collect_testcases(None)
     found = defaultdict(list)
     for case in every:
-        if "_expanded" not in case.name and len(case.model.graph.node) == 1 and _has_arrays(case):
+        plain = "_expanded" not in case.name and case.name not in WRONG
+        if plain and len(case.model.graph.node) == 1 and _has_arrays(case):
             found[case.model.graph.node[0].op_type].append(case)
     return found
 

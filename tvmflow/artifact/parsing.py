@@ -74,6 +74,8 @@ def check_buckets(bundle: Bundle, manifests: Iterable[Manifest], where: str) -> 
             _refuse(place, ("weights", f"is {manifest.weights}, not {SHARED_CONSTANTS} as of a bucket"))
         if manifest.files[SHARED_CONSTANTS] != bundle.files[CONSTANTS]:
             _refuse(place, (f"files.{SHARED_CONSTANTS}", "is not the file that the artifact lists"))
+        if manifest.files[LIBRARY] != bundle.files[f"{bucket.folder}/{LIBRARY}"]:
+            _refuse(place, (f"files.{LIBRARY}", "is not the file that the artifact lists"))
         if (manifest.target, manifest.versions) != (bundle.target, bundle.versions):
             _refuse(place, ("target", "is not that of the artifact, or its versions are not"))
         every += manifest.constants

@@ -14,14 +14,14 @@ from tvm.ir import Call
 from tvm.tirx import Add, Broadcast, Cast, Div, FloorDiv, FloorMod, Mod, Mul, Select, Sub
 
 from tvmflow.kernels.mathematics.lanes import Expr
-from tvmflow.kernels.rewriting import PRIORITY, define
+from tvmflow.kernels.rewriting import PRIORITY, PURE, READS, define
 
 NODES = {"add": Add, "sub": Sub, "mul": Mul, "div": Div, "mod": Mod, "floor_div": FloorDiv, "floor_mod": FloorMod}
 NAMES = {node: f"tirx.exact_{name}" for name, node in NODES.items()}
 BY_NAME: dict[str, type[Expr]] = {name: node for node, name in NAMES.items()}
-CAST, ROUND = "tirx.exact_cast", "tirx.exact_bfloat16"
+CAST, ROUND, NAMED = "tirx.exact_cast", "tirx.exact_bfloat16", "tirx.exact_named"
 OVERFLOWING = (Add, Sub, Mul)
-QUIET = 0x7FC0  # a NaN of bfloat16
+SIGN = 2**63
 
 
 def call(name: str, dtype: str, *args: Expr) -> Call:
@@ -38,7 +38,7 @@ def node_of(value: Call) -> type[Expr]:
 
 
 def is_ours(value: Call) -> bool:
-    return getattr(value.op, "name", "") in (*BY_NAME, CAST, ROUND)
+    return getattr(value.op, "name", "") in (*BY_NAME, CAST, ROUND, NAMED)
 
 
 def is_float(dtype: str) -> bool:
@@ -61,6 +61,11 @@ def widened(value: Expr) -> Expr:
     return call(CAST, with_element("float32", dtype), value) if is_bfloat16(dtype) else value
 
 
+def named(value: Expr) -> Expr:
+    """A value that has a name and is not put in place of it by TVM, which would have to be found equal again."""
+    return call(NAMED, str(value.ty.dtype), value)
+
+
 def rounded(value: Expr) -> Expr:
     """float32 rounded to bfloat16. TVM's own conversion is left out where code is generated, and wrong for NaN."""
     dtype = str(value.ty.dtype)
@@ -70,8 +75,8 @@ def rounded(value: Expr) -> Expr:
 @functools.cache
 def register() -> None:
     """Makes code of this process do what the calls say; every process that builds or reads such kernels calls it."""
-    for name in (*BY_NAME, CAST, ROUND):
-        define(name, "an operation on data, which is not simplified")
+    for name in (*BY_NAME, CAST, ROUND, NAMED):
+        define(name, "an operation on data, which is not simplified", READS if name == NAMED else PURE)
         for target, lowered in (("llvm", _in_llvm), ("cuda", _in_cuda)):
             rule = functools.partial(_lower, lowered)
             tirx.register_intrin_lowering(name, target=target, f=rule, level=PRIORITY)
@@ -85,16 +90,35 @@ def _lower(integers: Callable[[type[Expr], Expr, Expr], Expr], value: Expr) -> E
         return value
     dtype, name = str(value.ty.dtype), value.op.name
     args = [_lower(integers, arg) for arg in value.args]
+    if name == NAMED:
+        return args[0]
     if name == ROUND:
         return _bits_of_bfloat16(args[0])
     if name == CAST:
-        return _converted(args[0], dtype)
+        return _converted(_hidden(args[0]), dtype)
     a, b = (_converted(arg, dtype) for arg in args)  # indices may have become narrower
     return BY_NAME[name](a, b) if is_float(dtype) else integers(BY_NAME[name], a, b)
 
 
 def _converted(value: Expr, dtype: str) -> Expr:
     return value if str(value.ty.dtype) == dtype else Cast(dtype, value)
+
+
+def _hidden(value: Expr) -> Expr:
+    """`value`, of which TVM sees no constant: it fails on constants without a sign that would be below zero.
+
+    In CUDA only a constant of 64 bits has a place in memory, which such a call reads; in LLVM code 0 must be a pointer.
+    """
+    if isinstance(value, Broadcast):
+        return Broadcast(_hidden(value.value), value.lanes)
+    if not _is_integer(value) or int(value.value) == 0:
+        return value
+    number = tirx.IntImm("int64", (int(value.value) + SIGN) % (2 * SIGN) - SIGN)
+    return _converted(call("tirx.reinterpret", "int64", number), str(value.ty.dtype))
+
+
+def _is_integer(value: Expr) -> bool:
+    return isinstance(value.value if isinstance(value, Broadcast) else value, tirx.IntImm)
 
 
 def _in_llvm(kind: type[Expr], a: Expr, b: Expr) -> Expr:
@@ -104,7 +128,7 @@ def _in_llvm(kind: type[Expr], a: Expr, b: Expr) -> Expr:
     if kind not in OVERFLOWING or dtype.bits < 32:
         return kind(a, b)
     signed, wide = (with_element(f"int{bits}", str(dtype)) for bits in (dtype.bits, 2 * dtype.bits))
-    return _converted(Cast(wide, kind(*(Cast(wide, _converted(arg, signed)) for arg in (a, b)))), str(dtype))
+    return _converted(Cast(wide, kind(*(Cast(wide, _converted(_hidden(arg), signed)) for arg in (a, b)))), str(dtype))
 
 
 def _in_cuda(kind: type[Expr], a: Expr, b: Expr) -> Expr:
@@ -112,14 +136,12 @@ def _in_cuda(kind: type[Expr], a: Expr, b: Expr) -> Expr:
     if kind not in OVERFLOWING:
         return kind(a, b)
     between = with_element("int32" if dtype.bits < 32 else f"uint{dtype.bits}", str(dtype))
-    return _converted(kind(_converted(a, between), _converted(b, between)), str(dtype))
+    return _converted(kind(*(_converted(_hidden(arg), between) for arg in (a, b))), str(dtype))
 
 
 def _unbounded(value: Expr) -> Expr:
     """`value`, of which TVM knows no bounds: those that it finds do not hold for what wraps around."""
-    if isinstance(value, tirx.IntImm) or (isinstance(value, Broadcast) and isinstance(value.value, tirx.IntImm)):
-        return value
-    return call("tirx.reinterpret", str(value.ty.dtype), value)
+    return value if _is_integer(value) else call("tirx.reinterpret", str(value.ty.dtype), value)
 
 
 def _bits_of_bfloat16(value: Expr) -> Expr:

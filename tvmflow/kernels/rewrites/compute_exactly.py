@@ -31,6 +31,7 @@ from tvmflow.kernels.rewriting import each_kernel
 
 BINARY = (Add, Sub, Mul, Div, Mod, FloorDiv, FloorMod)
 PARTS = ("a", "b", "value", "body", "condition", "true_value", "false_value", "args", "vectors")
+PICKS = ("prim.if_then_else", "tirx.reinterpret", "tirx.float_max", "tirx.float_min", "tirx.fabs")
 NARROW = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 
@@ -56,6 +57,8 @@ def _exact_body(body: tvm.tirx.Stmt, kind: str) -> tvm.tirx.Stmt:
     operation = functools.partial(_operation, values, kind == "llvm")
     rules: list[tuple[type[Expr], Callable[[Expr], Expr]]] = [(node, operation) for node in (*BINARY, Cast)]
     rules.append((FloatImm, functools.partial(_constant, kind)))
+    if kind == "llvm":
+        rules += [(Call, _function), (Bind, _kept), (Let, _kept)]
     if kind == "cuda":  # a reduction across threads is recognised by what it stores
         rules.append((SBlock, _with_plain_updates))
     return tvm_ffi.structural_map(body, rules)
@@ -84,6 +87,24 @@ def _operation(values: dict[Var, Expr], widens_bfloat16: bool, node: Expr) -> Ex
         if operations.is_bfloat16(dtype):
             return operations.rounded(call(name, operations.with_element("float32", dtype), *operands))
     return call(name, dtype, *operands)
+
+
+def _kept(node: Bind | Let) -> Bind | Let:
+    """What is computed once and has a name stays so."""
+    if not isinstance(node.value, Call) or not operations.is_ours(node.value):
+        return node
+    value = operations.named(node.value)
+    return Bind(node.var, value) if isinstance(node, Bind) else Let(node.var, value, node.body)
+
+
+def _function(value: Call) -> Expr:
+    """A function of bfloat16 as that of float32, rounded; what only picks one of its arguments stays."""
+    dtype = str(getattr(value.ty, "dtype", ""))
+    name = getattr(value.op, "name", "")
+    if not operations.is_bfloat16(dtype) or name in PICKS:
+        return value
+    wide = call(name, operations.with_element("float32", dtype), *map(operations.widened, value.args))
+    return operations.rounded(wide)
 
 
 def _is_data(value: Expr, values: dict[Var, Expr]) -> bool:
