@@ -15,6 +15,7 @@ from tvmflow import artifact, audit, flow, process
 from tvmflow.audit import library, machine
 from tvmflow.config import external
 from tvmflow.errors import ArtifactError, AuditError, NumericsError, SetupError
+from tvmflow.frozen import evolve
 from tvmflow.report import audit as report_audit
 
 PATHS = {"PYTHONPATH": f"{process.PACKAGE_PARENT}:{Path(__file__).parent}"}
@@ -84,7 +85,7 @@ def test_a_partitioned_subgraph_is_found(messages: dict[str, str], folder: Path)
 def test_the_config_allows_by_pattern_with_a_reason(messages: dict[str, str], folder: Path) -> None:
     manifest = artifact.read_manifest(folder / "partitioned")
     allow = {"audit": {"allow": {"fused_*_elsewhere": "our own code generator"}}}
-    with_reason = manifest.model_copy(update={"config": {**manifest.config, **allow}})
+    with_reason = evolve(manifest, config={**manifest.config, **allow})
     libraries = [(folder / "partitioned", with_reason)]
     (found,), _ = process.call("tvmflow.verification.child:audit_libraries", libraries, None, what="audit")
     assert found.findings == ()

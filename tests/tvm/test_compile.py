@@ -19,6 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import tvmflow
 from tvmflow.errors import InputError
+from tvmflow.frozen import evolve
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / ".cache" / "models" / "onnx"
@@ -255,7 +256,7 @@ def test_a_wrong_value_is_found_and_named(small: Path, tmp_path: Path) -> None:
     data[0] += 0.5
     data.tofile(weights)
     files = {**manifest.files, artifact.CONSTANTS: artifact.file_entry(weights)}
-    artifact.write_manifest(broken, manifest.model_copy(update={"files": files}))
+    artifact.write_manifest(broken, evolve(manifest, files=files))
     done = run("verify", broken, cwd=tmp_path)
     assert done.returncode == 10
     assert "output `y`" in done.stderr

@@ -25,6 +25,7 @@ from tvmflow.database.metaschedule import TUNING_RECORDS, WORKLOADS, Stated, che
 from tvmflow.errors import DatabaseError, TvmflowError, UsageError
 from tvmflow.exchange import child as database_children
 from tvmflow.exchange import conversion
+from tvmflow.frozen import evolve
 from tvmflow.tuning import space
 
 CPU = {"kind": "llvm", "mcpu": "x86-64-v3", "mtriple": "x86_64-linux-gnu", "num-cores": 2}
@@ -90,7 +91,7 @@ def record(rows: int, **changes: Any) -> Record:
         flop=2.0 * rows * 32 * 48,
         provenance=PROVENANCE,
     )
-    return made.model_copy(update=changes)
+    return evolve(made, **changes)
 
 
 def renamed_nodes(text: str, kind: str, **fields: Any) -> str:
@@ -144,8 +145,8 @@ def hostile(tmp_path: Path) -> Mapping[str, tuple[Record, str]]:
     said = [*traces, *["its trace does not apply"] * 3, *bodies]
     found = {}
     for number, (change, what) in enumerate(zip(wrong, said, strict=True)):
-        parts = good.parts.model_copy(update={"preparation": 100 + number})
-        one = good.model_copy(update={"parts": parts, **change})
+        parts = evolve(good.parts, preparation=100 + number)
+        one = evolve(good, parts=parts, **change)
         found[one.key] = (one, what.removeprefix("Annotate "))
     return found
 
@@ -206,7 +207,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def changed(rows: int, preparation: int = tasks.PREPARATION, **changes: Any) -> Record:
         update = {"target": fewer, "preparation": preparation}
-        return record(rows, parts=record(rows).parts.model_copy(update=update), **changes)
+        return record(rows, parts=evolve(record(rows).parts, **update), **changes)
 
     bad = changed(24, trace=[["Nonsense"], []])
     store = Store(folder / "db")
@@ -253,7 +254,7 @@ def test_what_is_exported_is_imported_as_it_was(exported: Path, tmp_path: Path) 
 def test_an_export_is_of_one_target(tmp_path: Path) -> None:
     store = Store(tmp_path / "db")
     other = record(8).parts.target | {"threads": 4}
-    store.add([record(8), record(8, parts=record(8).parts.model_copy(update={"target": other}))])
+    store.add([record(8), record(8, parts=evolve(record(8).parts, target=other))])
     arguments = ["export", str(tmp_path / "out"), "--database", str(store.path)]
     assert isinstance(error := CliRunner().invoke(db, arguments).exception, UsageError)
     assert "records of 2 targets: llvm-x86-64-v3-2t-precise-" in str(error)

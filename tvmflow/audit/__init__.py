@@ -9,6 +9,7 @@ from tvmflow import config
 from tvmflow.artifact import LIBRARY
 from tvmflow.audit import bytecode, kernels, layouts, library, machine, numerics, resources, sass, symbols
 from tvmflow.errors import AuditError, NumericsError
+from tvmflow.frozen import evolve
 from tvmflow.manifest import AuditSummary, Finding, Layout, Manifest, Noun, TargetInfo
 
 # The run time itself and C's: no news in a summary.
@@ -94,7 +95,7 @@ def check_numerics(audit: Audit) -> None:
 def check(audits: Mapping[str, Audit]) -> None:
     """Raises AuditError where there is a fault; audits are by bucket, or one under an empty name."""
     faults = [
-        fault.model_copy(update={"place": f"{name}: {fault.place}" if name else fault.place})
+        evolve(fault, place=f"{name}: {fault.place}" if name else fault.place)
         for name, audit in audits.items()
         for fault in audit.faults
     ]

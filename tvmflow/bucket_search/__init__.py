@@ -18,6 +18,7 @@ from tvmflow.bucket_search.choice import Proposal
 from tvmflow.bucket_search.observed import Observed
 from tvmflow.config import Config
 from tvmflow.errors import ArtifactError, ConfigError, UsageError
+from tvmflow.frozen import evolve
 from tvmflow.verification import reference, running
 from tvmflow.verification.running import OnEvent
 
@@ -163,12 +164,7 @@ def _measured(
 
 
 def _timed(cfg: Config, on_event: Callable[[str], None], place: str) -> float:
-    unchecked = cfg.model_copy(
-        update={
-            "verify": cfg.verify.model_copy(update={"enabled": False}),
-            "tuning": cfg.tuning.model_copy(update={"require_tuned": None}),
-        }
-    )
+    unchecked = evolve(cfg, verify=evolve(cfg.verify, enabled=False), tuning=evolve(cfg.tuning, require_tuned=None))
     with tempfile.TemporaryDirectory(prefix="tvmflow-") as name, running.cuda_env(cfg.target.kind) as env:
         folder = Path(name) / "library"
         on_event(f"compiling {place}")

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from tvmflow.config import Config, VerifySection
+from tvmflow.frozen import evolve
 from tvmflow.manifest import Bundle, Padding, TensorSpec
 from tvmflow.runtime.bucket_selection import Chooser, cut, dims_of, leaves_outputs, output_sizes, shown
 from tvmflow.runtime.bucket_session import BucketSession
@@ -35,7 +36,7 @@ def observe(cfg: Config, folder: Path, fallback: tuple[int, int]) -> Observed:
     padding = {dim: _padding_of(session, cfg, dim, fallback) for dim in bundle.buckets[0].dims}
     smallest = bundle.buckets[0].dims
     inputs = drawn_for_padding(bundle, cfg.verify, smallest, 0, fallback)
-    chooser = Chooser([smallest], {dim: one.model_copy(update={"allowed": False}) for dim, one in padding.items()})
+    chooser = Chooser([smallest], {dim: evolve(one, allowed=False) for dim, one in padding.items()})
     elsewhere = [
         (Feeds(inputs, bucket.dims, "the same rows"), session.run_in(index, inputs))
         for index, bucket in enumerate(bundle.buckets)
@@ -98,7 +99,7 @@ def _padding_of(session: BucketSession, cfg: Config, dim: str, fallback: tuple[i
         if False not in faults and not tied:
             runs += 1
             tied = trial.tied()
-    return _judged(bundle, stated, faults, tied, runs).model_copy(update={"allowed": allowed})
+    return evolve(_judged(bundle, stated, faults, tied, runs), allowed=allowed)
 
 
 def _judged(bundle: Bundle, stated: list[str], faults: Mapping[bool, str], tied: str, runs: int) -> Padding:

@@ -12,6 +12,7 @@ from tvmflow import artifact, npz, process
 from tvmflow.buckets.padding import Observed, drawn_for_padding
 from tvmflow.config import Config
 from tvmflow.errors import InputError, VerifyError
+from tvmflow.frozen import evolve
 from tvmflow.manifest import Bundle, Padding, RunVerdict, Verdict
 from tvmflow.runtime import inputs
 from tvmflow.runtime.bucket_selection import Chooser, cut, leaves_outputs, output_sizes, shown
@@ -73,7 +74,7 @@ def observed(cfg: Config, folder: Path, bundle: Bundle, fallback: tuple[int, int
         env=running.RUN_ENV,
     )
     found: Observed = seen
-    padding = _confirmed(cfg, folder, bundle.model_copy(update={"padding": found.padding}), fallback)
+    padding = _confirmed(cfg, folder, evolve(bundle, padding=found.padding), fallback)
     smallest, narrowest = bundle.buckets[0].dims, _narrowest(folder, bundle)
     runs = [
         judgement.compare_run(cfg, bundle.signature, narrowest, feeds, got, found.smallest)
@@ -81,7 +82,7 @@ def observed(cfg: Config, folder: Path, bundle: Bundle, fallback: tuple[int, int
         if not any(padding[dim].kind == "mixes" and size != smallest[dim] for dim, size in feeds.dims.items())
     ]
     agreement = _verdict(runs, f"the bucket {shown(smallest)}") if runs else None
-    return bundle.model_copy(update={"padding": padding, "agreement": agreement})
+    return evolve(bundle, padding=padding, agreement=agreement)
 
 
 def verify(cfg: Config, folder: Path, bundle: Bundle, found: Exact) -> Verdict:
@@ -123,7 +124,7 @@ def _confirmed(cfg: Config, folder: Path, bundle: Bundle, fallback: tuple[int, i
         run = judgement.compare_run(cfg, bundle.signature, narrowest, feeds, outputs, want)
         if wrong := [out for out in run.outputs if not out.ok]:
             reason = f"padded, output `{wrong[0].name}` is not what the model gives for the tight inputs"
-            padding[dim] = padding[dim].model_copy(update={"kind": "mixes", "reason": reason})
+            padding[dim] = evolve(padding[dim], kind="mixes", reason=reason)
     return padding
 
 

@@ -19,6 +19,7 @@ from tvmflow.diagnosis.child import ARGUMENTS, Running
 from tvmflow.diagnosis.findings import Bisection, Culprit, KernelError
 from tvmflow.diagnosis.step_search import IMPORT, Search, Subject, wrong
 from tvmflow.errors import ArtifactError, CompileError, TvmflowError
+from tvmflow.frozen import evolve
 from tvmflow.manifest import Kernel, Manifest
 from tvmflow.pipeline.partial import RECORDS, REPLACEMENT, Part
 from tvmflow.verification import judgement, reference, running
@@ -189,7 +190,7 @@ class _Inquiry:
         if not faulty:
             return found
         summary = f"{faulty[0].kernel} does not compute what it replaces: {faulty[0].reason}"
-        return found.model_copy(update={"summary": summary, "kernel": faulty[0].kernel, "kernels": tuple(faulty)})
+        return evolve(found, summary=summary, kernel=faulty[0].kernel, kernels=tuple(faulty))
 
     def _of_import(self) -> Culprit:
         """The import, or the plainest way from it to a library."""

@@ -10,6 +10,7 @@ from tvmflow import frontend, npz, process
 from tvmflow.config import Config
 from tvmflow.diagnosis import parts, reproduction
 from tvmflow.errors import ReferenceRunError, UnsupportedError, VerifyError
+from tvmflow.frozen import evolve
 from tvmflow.manifest import Manifest
 from tvmflow.pipeline.partial import Part
 from tvmflow.verification import compare, running
@@ -31,12 +32,10 @@ def locate(cfg: Config, whole: Manifest, truth: Truth, out: Path) -> tuple[str, 
         probe, folder = Path(name) / cfg.model.path.name, Path(name) / "library"
         folder.mkdir()
         names = _call("tvmflow.frontend.onnx.probe:expose", cfg.model.path, probe)
-        exposed = cfg.model_copy(update={"model": cfg.model.model_copy(update={"path": probe})})
+        exposed = evolve(cfg, model=evolve(cfg.model, path=probe))
         _, (want,) = _call("tvmflow.frontend:run_reference", exposed, [feeds])
         signature, _ = _call("tvmflow.pipeline.building:inspect", exposed)
-        built = parts.build_part(
-            Part(exposed, whole.layout.choice, 0), folder, whole.model_copy(update={"signature": signature})
-        )
+        built = parts.build_part(Part(exposed, whole.layout.choice, 0), folder, evolve(whole, signature=signature))
         (got,) = running.run(folder, built, [feeds], None, VerifyError)
     values = dict(zip(names, want, strict=True))
     for result, g, w in zip(names, got, want, strict=True):

@@ -38,6 +38,7 @@ from tvmflow.database.files import shown
 from tvmflow.database.metaschedule import Stated, check_plain
 from tvmflow.database.record import MAX_WORKLOAD_BYTES
 from tvmflow.errors import last_line
+from tvmflow.frozen import evolve
 from tvmflow.host import CPU_FEATURES
 from tvmflow.kernels.tf32 import intrinsics
 from tvmflow.process import emit
@@ -108,7 +109,7 @@ def imported(workload: str, text: str, stated: Stated, trials: int) -> Record:
         trace=renamed,
         timings_s=tuple(seconds),
         flop=float(estimate_tir_flops(ours)),
-        provenance=stated.provenance.model_copy(update={"threads": target.threads, "trials": trials}),
+        provenance=evolve(stated.provenance, threads=target.threads, trials=trials),
     )
 
 

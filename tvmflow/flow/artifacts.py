@@ -18,6 +18,7 @@ from tvmflow.diagnosis.findings import Attribution, Bisection
 from tvmflow.diagnosis.step_search import Subject
 from tvmflow.errors import ArtifactError, CompileError, ModelError, UsageError
 from tvmflow.flow import compiling
+from tvmflow.frozen import evolve
 from tvmflow.manifest import Bundle, Described, Manifest, Verdict
 from tvmflow.tuning import in_model
 from tvmflow.verification import compare, judgement, reference, running
@@ -55,7 +56,7 @@ def bisect_artifact(
 
 def bisect_config(cfg: Config, out: Path, on_event: OnEvent) -> Bisection:
     """Finds what makes the values of a config's library wrong, or its tuning records ones that cannot be built."""
-    unchecked = cfg.model_copy(update={"verify": cfg.verify.model_copy(update={"enabled": False})})
+    unchecked = evolve(cfg, verify=evolve(cfg.verify, enabled=False))
     options, failure = compiling.Options(on_event=on_event), ""
     with tempfile.TemporaryDirectory(prefix="tvmflow-") as name:
         folder = Path(name)
@@ -65,8 +66,8 @@ def bisect_config(cfg: Config, out: Path, on_event: OnEvent) -> Bisection:
             if cfg.tuning.database is None:
                 raise
             failure = exc.message
-            untuned = cfg.tuning.model_copy(update={"database": None})
-            manifest = compiling.build(unchecked.model_copy(update={"tuning": untuned}), folder, options)
+            untuned = evolve(unchecked, tuning=evolve(cfg.tuning, database=None))
+            manifest = compiling.build(untuned, folder, options)
         return bisection.bisect(Subject(cfg, folder, manifest, failure, fresh=not failure), out, on_event)
 
 
@@ -149,9 +150,9 @@ def _drawn(manifest: Manifest | Bundle, seed: int, sizes: Mapping[str, int]) -> 
                 f"it has: {', '.join(sorted(dims)) or 'none'}",
             )
     smallest = manifest.buckets[0].dims if isinstance(manifest, Bundle) else {}
-    stated = {name: (size,) for name, size in {**smallest, **sizes}.items()}
-    section = section.model_copy(update={"dims": {**section.dims, **stated}})
-    return next(compare.candidates(manifest.signature, section, seed)).inputs
+    usual = next(compare.candidates(manifest.signature, section, seed)).dims
+    limits = compare.open_ranges(manifest.signature, section)[0]
+    return compare.drawn(manifest.signature, section, {**usual, **smallest, **sizes}, seed, limits).inputs
 
 
 def _first_seed(manifest: Manifest, model: Path | None) -> Config:

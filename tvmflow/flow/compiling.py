@@ -16,6 +16,7 @@ from tvmflow.buckets import bundling
 from tvmflow.buckets import verification as bucket_verification
 from tvmflow.config import Config
 from tvmflow.errors import OutputError
+from tvmflow.frozen import evolve
 from tvmflow.manifest import Bundle, Manifest, Signature, Stage, Verdict
 from tvmflow.tuning import in_model
 from tvmflow.verification import judgement, reference, running
@@ -91,7 +92,7 @@ def build(cfg: Config, folder: Path, options: Options = DEFAULTS) -> Manifest:
             on_event=options.on_event,
             torch=frontend.needs_torch(cfg),
         )
-    built: Manifest = manifest.model_copy(update={"peak_rss_bytes": usage.peak_rss_bytes})
+    built: Manifest = evolve(manifest, peak_rss_bytes=usage.peak_rss_bytes)
     artifact.write_manifest(folder, built)
     return built
 
@@ -112,7 +113,7 @@ def _with_verdict(cfg: Config, folder: Path, manifest: Manifest, options: Option
     if not verdict.ok:
         raise judgement.describe_wrong_values(verdict, options.source)
     stages = (*manifest.stages, Stage(name="verify", seconds=time.monotonic() - started))
-    return manifest.model_copy(update={"verdict": verdict, "stages": stages}), feeds
+    return evolve(manifest, verdict=verdict, stages=stages), feeds
 
 
 def _compile_buckets(cfg: Config, folder: Path, options: Options) -> Bundle:
@@ -144,9 +145,7 @@ def _proved(cfg: Config, folder: Path, bundle: Bundle, options: Options) -> tupl
         bundle = _with_note(bundle, f"not run on its target: {reason}; `tvmflow verify` does it there")
         with tempfile.TemporaryDirectory(prefix="tvmflow-") as name:
             twin = _compile_buckets(_twin(cfg), Path(name), Options(on_event=options.on_event))
-        bundle = bundle.model_copy(
-            update={"verdict": _noted(twin.verdict), "padding": twin.padding, "agreement": twin.agreement}
-        )
+        bundle = evolve(bundle, verdict=_noted(twin.verdict), padding=twin.padding, agreement=twin.agreement)
         return bundle, None
     exact = bucket_verification.exact(cfg, folder, bundle, options.on_event)
     bundle = bucket_verification.observed(cfg, folder, bundle, exact.fallback, options.on_event)
@@ -157,7 +156,7 @@ def _proved(cfg: Config, folder: Path, bundle: Bundle, options: Options) -> tupl
         if not found.ok:
             raise judgement.describe_wrong_values(found, options.source)
     stages = (*bundle.stages, Stage(name="verify", seconds=time.monotonic() - started))
-    bundle = bundle.model_copy(update={"verdict": verdict, "stages": stages})
+    bundle = evolve(bundle, verdict=verdict, stages=stages)
     return bundle, [feeds.inputs for feeds in exact.feeds] if cfg.target.kind == "llvm" else None
 
 
@@ -186,16 +185,14 @@ def _verdict_of_twin(cfg: Config, options: Options) -> Verdict:
 
 
 def _twin(cfg: Config) -> Config:
-    return cfg.model_copy(
-        update={"target": config.TargetSection(), "numerics": config.NumericsSection(), "kernels": {}}
-    )
+    return evolve(cfg, target=config.TargetSection(), numerics=config.NumericsSection(), kernels={})
 
 
 def _noted(verdict: Verdict | None) -> Verdict:
     assert verdict is not None
     note = "the import and graph were verified with a build for this CPU; the target's own kernels were not run"
-    return verdict.model_copy(update={"notes": (*verdict.notes, note)})
+    return evolve(verdict, notes=(*verdict.notes, note))
 
 
 def _with_note(manifest: AnyManifest, note: str) -> AnyManifest:
-    return manifest.model_copy(update={"notes": (*manifest.notes, note)})
+    return evolve(manifest, notes=(*manifest.notes, note))

@@ -19,6 +19,7 @@ from tvmflow import process
 from tvmflow.config import Config
 from tvmflow.database import Comparison, Record, Store
 from tvmflow.errors import ArtifactError, BudgetError
+from tvmflow.frozen import evolve
 from tvmflow.manifest import Kernel, Manifest
 from tvmflow.verification import reference, running
 
@@ -151,8 +152,7 @@ def _built(
         folder.mkdir()
         Store(database).add(records)
         Store(database).add_comparisons(comparisons)
-        tuning = cfg.tuning.model_copy(update={"database": database})
-        yield folder, build(cfg.model_copy(update={"tuning": tuning}), folder)
+        yield folder, build(evolve(cfg, tuning=evolve(cfg.tuning, database=database)), folder)
 
 
 def _by_key(manifest: Manifest, seconds: Mapping[str, float]) -> dict[str, float]:
@@ -166,4 +166,4 @@ def _by_key(manifest: Manifest, seconds: Mapping[str, float]) -> dict[str, float
 
 def _chosen_here(record: Record) -> Record:
     protocol = f"{record.provenance.protocol}; chosen in the whole model"
-    return record.model_copy(update={"provenance": record.provenance.model_copy(update={"protocol": protocol})})
+    return evolve(record, provenance=evolve(record.provenance, protocol=protocol))
