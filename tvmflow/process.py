@@ -1,7 +1,8 @@
 """Runs one function in a Python process of its own, because what it calls may crash.
 
 The compiler, a compiled library, ONNX Runtime and PyTorch are all native code that a bad model can bring down.
-`call` gives back the function's value, raises its TvmflowError, or says which signal ended it.
+`Child.call` gives back the function's value, raises its TvmflowError, or says which signal ended it. It is typed by the
+function: a type checker sees a wrong argument in it as it does in any other call.
 
 The child is a fresh interpreter, not a fork and not `multiprocessing`: native thread pools do not survive a fork,
 and `multiprocessing` would run the caller's main script a second time.
@@ -23,9 +24,10 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from types import FunctionType
+from typing import IO, Any, ParamSpec, TypeVar
 
 from tvmflow.errors import CompileError, TvmflowError
 
@@ -43,35 +45,60 @@ class Usage:
     peak_rss_bytes: int
 
 
-Reply = tuple[Any, Usage]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-def call(
-    function: str,
-    *args: object,
-    what: str,
-    error: type[TvmflowError] = CompileError,
-    env: Mapping[str, str] | None = None,
-    on_event: Callable[[Any], None] | None = None,
-    torch: bool = False,
-) -> Reply:
-    """Calls `function` ("package.module:name") with `args` in a process of its own.
+@dataclass(frozen=True)
+class Child:
+    """How a function is run in a process of its own; each call starts a new one.
 
-    `what` names the work in messages ("building the library"). `env` adds variables; variables by which TVM's
-    behaviour could be changed from outside are not passed on. `on_event` receives what the child passes to `emit`;
-    where it crashed, the message holds the last text. Without `torch` the child cannot import it: tvm would, where it
-    is installed, and take three times as long to start.
-    Returns the value and what it cost. Raises the child's TvmflowError, or `error` when the child crashed or raised
-    anything else; its traceback and output are then in `details`.
+    The function is one of a module, whose place the child imports it from. A module that holds such functions imports
+    tvm, torch and the like inside them, because the parent imports it too.
     """
+
+    what: str
+    """The work, as messages name it: "building the library"."""
+    error: type[TvmflowError] = CompileError
+    """What is raised where the child crashed, or raised anything but a TvmflowError."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables to add. Those by which TVM's behaviour could be changed from outside are not passed on."""
+    torch: bool = False
+    """Whether the child can import torch: tvm would, where it is installed, and take three times as long to start."""
+    on_event: Callable[[Any], None] | None = None
+    """Receives what the child passes to `emit`. Where it crashed, the message holds the last text."""
+
+    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The value of `function` called with these arguments.
+
+        Raises the child's TvmflowError, or `error` with its traceback and output in `details`.
+        """
+        return self.measure(function, *args, **kwargs)[0]
+
+    def measure(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[T, Usage]:
+        """Like `call`, with what the call cost."""
+        value, usage = _run(self, (_name_of(function), args, kwargs))
+        return value, usage
+
+
+def _name_of(function: Callable[..., object]) -> tuple[str, str]:
+    """The module and the name under which a child finds the function; raises TypeError where it could not."""
+    if isinstance(function, FunctionType) and function.__module__ != "__main__":
+        name = (function.__module__, function.__qualname__)
+        if getattr(sys.modules.get(name[0]), name[1], None) is function:
+            return name
+    raise TypeError(f"{function!r} is no function of an importable module, so that no other process can find it")
+
+
+def _run(settings: Child, request: object) -> tuple[Any, Usage]:
     child_env = {k: v for k, v in os.environ.items() if not k.startswith(IGNORED_PREFIXES)}
     child_env["PYTHONPATH"] = os.pathsep.join([PACKAGE_PARENT, *filter(None, [os.environ.get("PYTHONPATH")])])
-    child_env.update(env or {})
+    child_env.update(settings.env)
     read_fd, write_fd = os.pipe()
     started = time.monotonic()
     with tempfile.TemporaryFile() as log:
         child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "tvmflow.process", str(write_fd), str(int(torch))],
+            [sys.executable, "-P", "-m", "tvmflow.process", str(write_fd), str(int(settings.torch))],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
@@ -82,7 +109,7 @@ def call(
         os.close(write_fd)
         _running.add(child)
         try:
-            reply, doing = _exchange(child, read_fd, (function, args), on_event)
+            reply, doing = _exchange(child, read_fd, request, settings.on_event)
             status, peak_rss_bytes = _wait(child)
         except BaseException:
             _kill(child)
@@ -92,20 +119,19 @@ def call(
         log.seek(max(0, log.seek(0, os.SEEK_END) - 64_000))
         output = log.read().decode(errors="replace")
     usage = Usage(time.monotonic() - started, peak_rss_bytes)
-    if reply is None and isinstance(doing, str):
-        what = f"{what} ({doing})"
-    return _value_of(reply, status, what, error, output), usage
+    what = f"{settings.what} ({doing})" if reply is None and isinstance(doing, str) else settings.what
+    return _value_of(reply, status, what, settings.error, output), usage
 
 
 def kill_all() -> None:
-    """Ends what other threads are running by `call`, which then raises there."""
+    """Ends every child that other threads wait for; their calls then raise."""
     for child in list(_running):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
 
 
 def emit(event: object) -> None:
-    """Tells the parent, from inside a function run by `call`, what is being done; without a parent, nothing."""
+    """Tells the parent, from inside a function run by a Child, what is being done; without a parent, nothing."""
     if _reply_to is not None:
         _send(_reply_to, ("event", event))
 
@@ -191,9 +217,8 @@ def _summary(exc: BaseException) -> str:
 
 def _run_request() -> tuple[str, Any]:
     try:
-        name, args = pickle.load(sys.stdin.buffer)  # noqa: S301 # from the parent
-        module, _, attribute = name.partition(":")
-        return "value", getattr(importlib.import_module(module), attribute)(*args)
+        (module, name), args, kwargs = pickle.load(sys.stdin.buffer)  # noqa: S301 # from the parent
+        return "value", getattr(importlib.import_module(module), name)(*args, **kwargs)
     except TvmflowError as exc:
         exc.details = exc.details or traceback.format_exc()
         return "error", exc

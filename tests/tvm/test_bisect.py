@@ -17,11 +17,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from planted_faults import plant
 
-from tvmflow import config, flow, frontend, process, tasks
+from tvmflow import config, flow, frontend, tasks
 from tvmflow.config import Config
 from tvmflow.database import Provenance, Record, Store, pack
 from tvmflow.diagnosis.findings import Bisection
 from tvmflow.frozen import evolve
+from tvmflow.process import Child
 
 PROVENANCE = Provenance(
     versions={"apache-tvm": "0.27.0.post1"},
@@ -119,7 +120,7 @@ def planted_records(cfg: Config, kind: str) -> list[Record]:
 
 
 def database(folder: Path, cfg: Config, kind: str) -> Path:
-    records, _ = process.call("test_bisect:planted_records", cfg, kind, what="planting records")
+    records = Child("planting records").call(planted_records, cfg, kind)
     if kind == "swapped":
         traces = [record.trace for record in records]
         records = [evolve(r, trace=t) for r, t in zip(records, traces[1:] + traces[:1], strict=True)]

@@ -23,8 +23,8 @@ from tvmflow.config import NumericsSection
 from tvmflow.database import KeyParts, Provenance, Record, Store, pack, unpack
 from tvmflow.database.metaschedule import TUNING_RECORDS, WORKLOADS, Stated, check_plain
 from tvmflow.errors import DatabaseError, TvmflowError, UsageError
-from tvmflow.exchange import child as database_children
 from tvmflow.exchange import conversion
+from tvmflow.exchange import records as exchange_records
 from tvmflow.frozen import evolve
 from tvmflow.tuning import space
 
@@ -81,7 +81,7 @@ def plain(trace: Any) -> Any:
 
 def record(rows: int, **changes: Any) -> Record:
     mod, workload = tasks.canonical(kernel(rows)["main"])
-    target = database_children._target(CPU, STATED, NumericsSection())
+    target = exchange_records._target(CPU, STATED, NumericsSection())
     made = Record(
         parts=tasks.key_parts(workload, target, NumericsSection()),
         name=f"matmul {rows}",
@@ -168,7 +168,7 @@ def test_a_trace_can_name_no_function_of_python() -> None:
     searched(kernel(8))  # registers the intrinsics of CPUs
     trace = [[["GetSBlock", [], ["b1", "main"], ["b0"]], ["Tensorize", ["b0"], ["os.system", False], []]], []]
     with pytest.raises(ValueError, match=r"TensorIntrin 'os.system' is not registered"):
-        database_children.check(record(16, trace=trace))
+        exchange_records.check(record(16, trace=trace))
 
 
 def test_too_many_deaths_end_the_check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -376,7 +376,7 @@ def test_a_trace_of_real_rules_is_re_expressed() -> None:
     ours, _ = tasks.canonical(theirs["main"])
     schedule = searched(theirs)
     trace = plain(schedule.trace)
-    again = database_children.reexpressed(trace, theirs, "main", ours)
+    again = exchange_records.reexpressed(trace, theirs, "main", ours)
     assert any(step[0] == "EnterPostproc" for step in again[0])
     assert {step[2][0] for step in again[0] if step[0] == "GetSBlock"} == {"root", "b1", "b2"}
     got = tasks.replay(ours, again)
@@ -398,15 +398,15 @@ def test_a_trace_of_real_rules_is_re_expressed() -> None:
 def test_targets_that_do_not_fit_are_refused(target: Mapping[str, object], stated: dict[str, Any], what: str) -> None:
     given = Stated(**{**STATED.__dict__, **stated})
     with pytest.raises((ValueError, TvmflowError)) as caught:
-        database_children._target(target, given, NumericsSection())
+        exchange_records._target(target, given, NumericsSection())
     assert what in str(caught.value)
 
 
 def test_targets_that_are_whole() -> None:
     given = Stated({"fast_math": False, "tf32": False}, "x86-64-v3", "x86_64-linux-gnu", 4, PROVENANCE)
-    open_ = database_children._target({"kind": "cuda", "arch": "sm_90"}, given, NumericsSection())
+    open_ = exchange_records._target({"kind": "cuda", "arch": "sm_90"}, given, NumericsSection())
     assert (open_.kind, open_.arch, open_.mcpu, open_.threads) == ("cuda", "sm_90", "x86-64-v3", 4)
-    less = database_children._target(CPU | {"mattr": ["-avx2"]}, STATED, NumericsSection())
+    less = exchange_records._target(CPU | {"mattr": ["-avx2"]}, STATED, NumericsSection())
     assert "avx2" in open_.features
     assert set(open_.features) - set(less.features) >= {"avx2"}
 

@@ -6,8 +6,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from tvmflow.bucket_search import Found, toml
 from tvmflow.bucket_search.choice import axes_of
+from tvmflow.bucket_search.proposal import Found, toml
 
 BAR = 24  # characters of the longest bar
 

@@ -19,6 +19,8 @@ from tvmflow.config import Config
 from tvmflow.errors import ConfigError, ModelError, TvmflowError, UnsupportedError, did_you_mean
 from tvmflow.frozen import evolve
 from tvmflow.manifest import Bucket, Bundle, Constant, Manifest, Padding, Signature, Stage, TensorSpec
+from tvmflow.pipeline import building
+from tvmflow.process import Child
 from tvmflow.runtime.bucket_selection import dims_of, size_of
 from tvmflow.verification.running import OnEvent
 
@@ -94,15 +96,13 @@ def _signature(cfg: Config) -> Signature:
     """Inputs and outputs with the dimensions left open; raises UnsupportedError where the model cannot be read so."""
     open_ = config.symbolic(cfg)
     try:
-        (signature, _), _ = process.call(
-            "tvmflow.pipeline.building:inspect", open_, what="importing the model", torch=frontend.needs_torch(cfg)
-        )
+        importer = Child("importing the model", torch=frontend.needs_torch(cfg))
+        signature, _ = importer.call(building.inspect, open_)
     except ModelError as exc:
         raise type(exc)(
             f"with its dimensions left open, as buckets need it, {exc.message}", exc.hint, exc.details
         ) from None
-    found: Signature = signature
-    return found
+    return signature
 
 
 def _check(cfg: Config, signature: Signature) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,9 +13,11 @@ from tvmflow.config import Config, VerifySection
 from tvmflow.frozen import evolve
 from tvmflow.manifest import Bundle, Padding, TensorSpec
 from tvmflow.runtime.bucket_selection import Chooser, cut, dims_of, leaves_outputs, output_sizes, shown
-from tvmflow.runtime.bucket_session import BucketSession
 from tvmflow.verification import compare
 from tvmflow.verification.compare import Feeds
+
+if TYPE_CHECKING:
+    from tvmflow.runtime.bucket_session import BucketSession
 
 Arrays = Mapping[str, np.ndarray]
 HUGE = 0.5  # of the largest finite number
@@ -57,6 +60,7 @@ def run_in_last(folder: Path, feeds: Sequence[Arrays]) -> list[list[np.ndarray]]
 
 def _session(folder: Path) -> BucketSession:
     from tvmflow import runtime
+    from tvmflow.runtime.bucket_session import BucketSession
 
     session = runtime.load(folder)
     assert isinstance(session, BucketSession)

@@ -59,12 +59,20 @@ def apply(
                 f"{var.name_hint}: record {found.record.key[:12]} was made for another shape, its tiles were "
                 "changed to fit"
             )
-        rule = f"record {found.record.key[:12]}, {found.record.gflops:.0f} GFLOP/s when tuned"
-        if not found.exact:
-            rule += f", for {found.record.parts.target['mcpu']}"
-        if uses_tf32:
-            rule += ", tf32"
-        attrs = {RULE_ATTR: rule, KEY_ATTR: parts.key, GFLOPS_ATTR: found.record.gflops, "tirx.is_scheduled": True}
+        attrs = {
+            RULE_ATTR: _rule(found, uses_tf32),
+            KEY_ATTR: parts.key,
+            GFLOPS_ATTR: found.record.gflops,
+            "tirx.is_scheduled": True,
+        }
         attrs |= {name: function.attrs[name] for name in (USER_ATTR, OPERATORS_ATTR) if name in function.attrs}
         functions[var] = schedule.mod["main"].without_attr("global_symbol").with_attrs(attrs)
     return Applied(tvm.IRModule(functions, attrs=prepared.attrs), tuple(notes))
+
+
+def _rule(found: Match, uses_tf32: bool) -> str:
+    """What a manifest says of a kernel with this record's schedule."""
+    rule = f"record {found.record.key[:12]}, {found.record.gflops:.0f} GFLOP/s when tuned"
+    if not found.exact:
+        rule += f", for {found.record.parts.target['mcpu']}"
+    return rule + ", tf32" if uses_tf32 else rule

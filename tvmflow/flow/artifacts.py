@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tvmflow import artifact, bench, config, frontend, npz, process
+from tvmflow import artifact, bench, config, frontend, npz
 from tvmflow.audit import Audit
 from tvmflow.buckets import verification as bucket_verification
 from tvmflow.config import Config
@@ -20,8 +20,9 @@ from tvmflow.errors import ArtifactError, CompileError, ModelError, UsageError
 from tvmflow.flow import compiling
 from tvmflow.frozen import evolve
 from tvmflow.manifest import Bundle, Described, Manifest, Verdict
+from tvmflow.process import Child
 from tvmflow.tuning import in_model
-from tvmflow.verification import compare, judgement, reference, running
+from tvmflow.verification import child, compare, judgement, reference, running
 from tvmflow.verification.running import OnEvent
 
 Feeds: TypeAlias = Mapping[str, np.ndarray]
@@ -98,14 +99,8 @@ def audit_artifact(path: Path, timed: bool, model: Path | None) -> dict[str, Aud
                 raise UsageError("--time measures kernels on a CPU, not on a GPU", "leave it out")
             feeds = [reference.draw_accepted(_first_seed(one, model), one) for _, one in libraries]
             seconds = in_model.kernel_seconds(*zip((place for place, _ in libraries), feeds, strict=True))
-        found, _ = process.call(
-            "tvmflow.verification.child:audit_libraries",
-            libraries,
-            seconds,
-            what="auditing the library",
-            error=ArtifactError,
-            env=running.RUN_ENV,
-        )
+        auditor = Child("auditing the library", ArtifactError, env=running.RUN_ENV)
+        found = auditor.call(child.audit_libraries, libraries, seconds)
     return dict(zip((place.name if isinstance(manifest, Bundle) else "" for place, _ in libraries), found, strict=True))
 
 
@@ -123,19 +118,10 @@ def bench_artifact(
             name = place.name if isinstance(manifest, Bundle) else ""
             on_event(f"timing {name or one.name}")
             cfg = _first_seed(one, model)
-            samples, _ = process.call(
-                "tvmflow.verification.child:time_beside_peer",
-                cfg,
-                place,
-                reference.draw_accepted(cfg, one),
-                threads,
-                budget_s / len(libraries),
-                what="timing the library",
-                error=ArtifactError,
-                env={} if frontend.is_torch(cfg) else running.RUN_ENV,
-                torch=frontend.is_torch(cfg),
-            )
-            measured[name] = tuple(samples)
+            feeds = reference.draw_accepted(cfg, one)
+            with_torch = frontend.is_torch(cfg)
+            timer = Child("timing the library", ArtifactError, {} if with_torch else running.RUN_ENV, with_torch)
+            measured[name] = timer.call(child.time_beside_peer, cfg, place, feeds, threads, budget_s / len(libraries))
     return measured
 
 

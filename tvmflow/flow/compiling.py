@@ -11,13 +11,15 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from tvmflow import artifact, config, frontend, process
+from tvmflow import artifact, config, frontend
 from tvmflow.buckets import bundling
 from tvmflow.buckets import verification as bucket_verification
 from tvmflow.config import Config
 from tvmflow.errors import OutputError
 from tvmflow.frozen import evolve
 from tvmflow.manifest import Bundle, Manifest, Signature, Stage, Verdict
+from tvmflow.pipeline import building
+from tvmflow.process import Child
 from tvmflow.tuning import in_model
 from tvmflow.verification import judgement, reference, running
 from tvmflow.verification.running import OnEvent
@@ -60,18 +62,12 @@ def compile_model(cfg: Config, out: Path, options: Options = DEFAULTS) -> Manife
 
 def passes(cfg: Config) -> dict[str, list[tuple[str, str]]]:
     """The named passes of this config's pipeline, per phase, each with why it is there."""
-    listing, _ = process.call(
-        "tvmflow.pipeline.building:passes", cfg, what="listing the passes", torch=frontend.needs_torch(cfg)
-    )
-    return dict(listing)
+    return Child("listing the passes", torch=frontend.needs_torch(cfg)).call(building.passes, cfg)
 
 
 def inspect_model(cfg: Config) -> tuple[Signature, tuple[str, ...]]:
     """Imports a model and says what goes in and out, and what was rewritten on the way."""
-    (signature, notes), _ = process.call(
-        "tvmflow.pipeline.building:inspect", cfg, what="importing the model", torch=frontend.needs_torch(cfg)
-    )
-    return signature, notes
+    return Child("importing the model", torch=frontend.needs_torch(cfg)).call(building.inspect, cfg)
 
 
 def build(cfg: Config, folder: Path, options: Options = DEFAULTS) -> Manifest:
@@ -82,17 +78,9 @@ def build(cfg: Config, folder: Path, options: Options = DEFAULTS) -> Manifest:
         except OSError as exc:
             raise OutputError(f"--dump-ir {options.dump_ir}: {exc.strerror}", "name a folder") from None
     with running.cuda_env(cfg.target.kind) as env:
-        manifest, usage = process.call(
-            "tvmflow.pipeline.building:build",
-            cfg,
-            folder,
-            options.dump_ir,
-            what="compiling",
-            env=env,
-            on_event=options.on_event,
-            torch=frontend.needs_torch(cfg),
-        )
-    built: Manifest = evolve(manifest, peak_rss_bytes=usage.peak_rss_bytes)
+        compiler = Child("compiling", env=env, torch=frontend.needs_torch(cfg), on_event=options.on_event)
+        manifest, usage = compiler.measure(building.build, cfg, folder, options.dump_ir)
+    built = evolve(manifest, peak_rss_bytes=usage.peak_rss_bytes)
     artifact.write_manifest(folder, built)
     return built
 

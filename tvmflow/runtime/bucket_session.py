@@ -72,7 +72,7 @@ class BucketSession:
     def _part(self, spec: TensorSpec, array: np.ndarray, piece: Piece, held: Mapping[str, int]) -> np.ndarray:
         """A piece of one input, padded to the bucket."""
         spans = tuple(_span(size, piece) for size in spec.shape)
-        return padded_to(spec, array[spans], held, self.manifest.pad.get(spec.name, 0))
+        return inputs_.padded_to(spec, array[spans], held, self.manifest.pad.get(spec.name, 0))
 
     def _joined(
         self, pieces: Sequence[Piece], sizes: Mapping[str, int], parts: Sequence[list[np.ndarray]]
@@ -92,17 +92,6 @@ class BucketSession:
         if isinstance(value, np.ndarray):
             return value
         return vm.to_numpy(value, str(value.dtype), value.device.dlpack_device_type())
-
-
-def padded_to(spec: TensorSpec, array: np.ndarray, sizes: Mapping[str, int], value: float) -> np.ndarray:
-    """One input at the sizes given, `value` standing behind what it holds; itself where it has them."""
-    shape = tuple(sizes[size] if isinstance(size, str) else size for size in spec.shape)
-    if array.shape == shape:
-        return array
-    padded = vm.aligned(shape, array.dtype)
-    padded.fill(value)
-    padded[tuple(map(slice, array.shape))] = array
-    return padded
 
 
 def _place(signature: Signature, dim: str) -> tuple[str, int]:
