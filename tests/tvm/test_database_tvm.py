@@ -304,7 +304,7 @@ def append(path: Path, *lines: object) -> None:
 def test_records_of_metaschedule_are_taken(tmp_path: Path) -> None:
     metaschedule_files(tmp_path / "in")
     records = tmp_path / "in" / TUNING_RECORDS
-    first = json.loads(conversion.read_text().splitlines()[0])
+    first = json.loads(records.read_text().splitlines()[0])
     broken = [first[0], [[[["Nonsense", [], [], []]], []], [1e-4], first[1][2], first[1][3]]]
     evil = hostile_workload(tmp_path / "ran")
     append(tmp_path / "in" / WORKLOADS, "[1,", ["0", "AAAA"], evil)
