@@ -53,6 +53,7 @@ def ours(arrays: list[np.ndarray], arch: str, tf32: bool) -> tuple[float, np.nda
     from tvmflow.codegen import candidates, numerics
     from tvmflow.config import NumericsSection, TargetSection
     from tvmflow.pipeline import plan
+    from tvmflow.pipeline.context import Context
     from tvmflow.tuning import evaluator
 
     section = NumericsSection(tf32=tf32)
@@ -61,7 +62,7 @@ def ours(arrays: list[np.ndarray], arch: str, tf32: bool) -> tuple[float, np.nda
     y = topi.matmul(x, w) if arrays[0].ndim == 2 else topi.nn.conv2d_nhwc(x, w, 1, 1, 1, "float32")
     mod = tvm.IRModule({"main": te.create_prim_func([x, w, y]).with_attr("global_symbol", "main")})
     with target, candidates.cuda_step(arch, section):
-        mod = plan.run(mod, plan.schedule_steps("cuda", tf32), lambda *step: None)
+        mod = plan.run(mod, plan.steps_of(Context("cuda", tf32=tf32), "schedule", "rewrite"))
         built = tvm.compile(mod, target).jit()
     device = tvm.cuda(0)
     empty = np.zeros([int(size) for size in y.shape], "float32")

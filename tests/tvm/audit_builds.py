@@ -146,7 +146,7 @@ def planted(name: str, folder: Path) -> contextlib.AbstractContextManager[object
         (folder / "flushing.c").write_text(FLUSHING)
         return mock.patch("tvmflow.codegen.library.linker", return_value={"options": [str(folder / "flushing.c")]})
     if name == "no schedules":
-        return mock.patch("tvmflow.pipeline.plan.schedule_steps", return_value=())
+        return mock.patch("tvmflow.pipeline.plan._schedule", return_value=())
     return contextlib.nullcontext()
 
 
@@ -185,6 +185,7 @@ def partitioned(model_file: Path, folder: Path) -> None:
     from tvmflow import artifact, config, frontend
     from tvmflow.codegen import library
     from tvmflow.pipeline import plan
+    from tvmflow.pipeline.context import Context
     from tvmflow.pipeline.prepare import setting
 
     build(model_file, folder, "", {})
@@ -204,9 +205,8 @@ def partitioned(model_file: Path, folder: Path) -> None:
         mod = frontend.load(cfg).mod
         mod = transform.FuseOpsByPattern(pattern, bind_constants=False, annotate_codegen=True)(mod)
         mod = transform.RunCodegen()(mod)
-        steps = (*plan.fuse_steps("llvm", False), *plan.schedule_steps("llvm", False))
-        scheduled = plan.run(mod, steps, lambda *_: None)
-        lowered = plan.run(scheduled, plan.lower_steps(), lambda *_: None)
+        scheduled = plan.run(mod, plan.steps_of(Context("llvm"), "fuse", "schedule", "rewrite"))
+        lowered = plan.run(scheduled, plan.steps_of(Context("llvm"), "lower"))
         library.write_library(lowered, chosen.tvm_target, {}, folder)
         kernels = library.contents(scheduled, lowered).kernels
     manifest = artifact.read_manifest(folder)

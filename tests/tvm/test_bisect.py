@@ -98,7 +98,7 @@ def planted_records(cfg: Config, kind: str) -> list[Record]:
 
     chosen, found = setting(cfg), []
     with chosen.entered():
-        prepared, _ = prepare(cfg, frontend.load(cfg), lambda *step: None)
+        prepared, _ = prepare(cfg, frontend.load(cfg))
         dense = tasks.extract(prepared, library.calls(prepared), chosen.target, cfg.numerics)
     for task in sorted(dense, key=lambda task: task.name):
         schedule = space.context(task.mod, chosen.tvm_target, "main", seed=1).generate_design_space()[0]

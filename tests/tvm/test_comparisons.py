@@ -163,7 +163,7 @@ def drawn_records(cfg: Config, seed: int) -> list[Record]:
 
     chosen, found = setting(cfg), []
     with chosen.entered():
-        prepared, _ = prepare(cfg, frontend.load(cfg), lambda *step: None)
+        prepared, _ = prepare(cfg, frontend.load(cfg))
         kernels = tasks.extract(prepared, library.calls(prepared), chosen.target, cfg.numerics)
     for task in kernels:
         searched = space.context(task.mod, chosen.tvm_target, "main", seed)

@@ -46,7 +46,7 @@ def test_paddings_and_slices_are_not_computed_at_a_convolutions_tiles(tmp_path: 
     cfg = config.of_model(str(tmp_path / "padded.onnx"), [{"graph": {"layout": "keep"}}])
     chosen = setting(cfg)
     with chosen.entered():
-        prepared, _ = prepare(cfg, frontend.load(cfg), lambda *step: None)
+        prepared, _ = prepare(cfg, frontend.load(cfg))
     names = [var.name_hint for var, function in prepared.functions.items() if isinstance(function, PrimFunc)]
     assert any("conv2d" in name and "maximum" in name for name in names)
     assert not any("conv2d" in name and ("pad" in name or "slice" in name) for name in names), names

@@ -17,8 +17,8 @@ from onnx import TensorProto, helper, numpy_helper
 from tvm import relax
 
 from tvmflow import config, frontend
-from tvmflow.graph.passes import fold_exactly
 from tvmflow.pipeline import plan
+from tvmflow.pipeline.context import context_of
 from tvmflow.pipeline.prepare import prepare, setting
 
 Nodes = list[tuple[str, list[str], list[str], dict[str, Any]]]
@@ -63,13 +63,12 @@ def check(nodes: Nodes, inputs: Arrays, weights: Arrays, layout: str = "auto") -
         (want,) = session.run(None, inputs)
         cfg = config.of_model(str(path), [{"target": {"threads": 2}, "graph": {"layout": layout}}])
         loaded, chosen = frontend.load(cfg), setting(cfg)
-        after = lambda *step: None  # noqa: E731  # the pipeline's one hook
         with chosen.entered():
-            mod, _ = prepare(cfg, loaded, after)
-            mod = plan.run(mod, plan.schedule_steps("llvm", False), after)
-            mod = plan.run(mod, plan.pack_steps("llvm", cfg.graph.prepack), after)
-            stripped, held = fold_exactly.externalise(mod)
-            lowered = plan.run(stripped, plan.lower_steps(), after)
+            mod, _ = prepare(cfg, loaded)
+            held: list[tvm.runtime.Tensor] = []
+            context = context_of(cfg, on_weights=held.extend)
+            later = plan.steps_of(context, "schedule", "rewrite", "pack", "prefetch", "weights", "lower")
+            lowered = plan.run(mod, later)
             built = relax.vm_build.build(lowered, chosen.tvm_target, relax_pipeline=None)
     machine = relax.VirtualMachine(built, tvm.cpu())
     feeds = [tvm.runtime.tensor(inputs[spec.name]) for spec in loaded.signature.inputs]

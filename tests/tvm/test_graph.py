@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 
 import numpy as np
@@ -11,15 +12,16 @@ from tvm import relax, te, topi
 
 from tvmflow.artifact import ALIGNMENT
 from tvmflow.graph.passes import cancel_transposes, fold_exactly
+from tvmflow.graph.passes.take_weights_out import SMALLEST_BYTES, take_weights_out
 from tvmflow.kernels.rewrites import compare_exactly
 from tvmflow.kernels.schedules import default_schedule
 from tvmflow.pipeline import layouts, plan
+from tvmflow.pipeline.context import Context
 
 TARGET = {"kind": "llvm", "num-cores": 2}
 
 
-def nothing(step: plan.Step, mod: tvm.IRModule, seconds: float) -> None:
-    """A callback that looks at nothing."""
+PACKED = Context("llvm", prepack=True)
 
 
 def module(build: Callable[[relax.BlockBuilder, relax.Var], relax.Expr], shape: tuple[int, ...]) -> tvm.IRModule:
@@ -36,14 +38,10 @@ def module(build: Callable[[relax.BlockBuilder, relax.Var], relax.Expr], shape: 
 def evaluate(mod: tvm.IRModule, *arrays: np.ndarray) -> np.ndarray:
     """Runs a module through the whole pipeline."""
     with tvm.target.Target(TARGET):
-        for steps in (
-            plan.fuse_steps("llvm", True),
-            plan.schedule_steps("llvm", False),
-            plan.pack_steps("llvm", True),
-        ):
-            mod = plan.run(mod, steps, nothing)
-        mod, weights = fold_exactly.externalise(mod)
-        mod = plan.run(mod, plan.lower_steps(), nothing)
+        weights: list[tvm.runtime.Tensor] = []
+        context = dataclasses.replace(PACKED, on_weights=weights.extend)
+        later = ("fuse", "schedule", "rewrite", "pack", "prefetch", "weights", "lower")
+        mod = plan.run(mod, plan.steps_of(context, *later))
         built = relax.vm_build.build(mod, tvm.target.Target(TARGET), relax_pipeline=None)
     machine = relax.VirtualMachine(built, tvm.cpu())
     return np.asarray(machine["main"](*map(tvm.runtime.tensor, arrays), *weights).numpy())
@@ -108,7 +106,7 @@ def test_transposes_that_undo_each_other_go() -> None:
 )
 def test_layouts_change_around_stacks_and_axes_counted_from_behind(reader: Callable[[relax.Expr], relax.Expr]) -> None:
     mod = module(lambda b, x: b.emit(reader(convolution(b, x, 8, 1))), (2, 8, 1, 1))
-    changed = plan.run(mod, plan.layout_steps(), nothing)
+    changed = plan.run(mod, plan.steps_of(Context("llvm", nhwc=True), "layout"))
     (binding,) = [
         binding
         for block in changed["main"].body.blocks
@@ -127,10 +125,10 @@ def test_constants_leave_the_library() -> None:
         ),
         (4, 64),
     )
-    stripped, weights = fold_exactly.externalise(mod)
+    stripped, weights = take_weights_out(mod)
     assert [w.shape for w in weights] == [(4, 64)]
     assert len(stripped["main"].params) == 2
-    assert fold_exactly.SMALLEST_BYTES <= ALIGNMENT
+    assert SMALLEST_BYTES <= ALIGNMENT
 
 
 def test_equal_constants_leave_the_library_once() -> None:
@@ -142,7 +140,7 @@ def test_equal_constants_leave_the_library_once() -> None:
             x = b.emit(relax.op.add(b.emit(relax.op.multiply(x, operand)), relax.const(weight.astype("f4"))))
         return b.emit(relax.op.add(x, b.emit(relax.op.reshape(relax.const(flat), (4, 64)))))
 
-    stripped, weights = fold_exactly.externalise(module(build, (4, 64)))
+    stripped, weights = take_weights_out(module(build, (4, 64)))
     kinds = [(weight.shape, str(weight.dtype), float(weight.numpy().flat[0])) for weight in weights]
     bits = float(ones.view("i4")[0, 0])
     assert kinds == [
@@ -180,9 +178,9 @@ def test_auto_takes_the_layout_whose_vectors_fill_registers(
     shape = (1, 16, size, size)
     mod = module(build, shape)
     with tvm.target.Target({"kind": "llvm", "mcpu": "x86-64-v4", "mtriple": "x86_64-linux-gnu"}):
-        taken = layouts.choose(mod, "auto", None, nothing)
+        taken = layouts.choose(mod, "auto", Context("llvm"))
     assert taken.layout == choice
-    kept, converted = (layouts.choose(mod, wanted, None, nothing) for wanted in ("keep", "nhwc"))
+    kept, converted = (layouts.choose(mod, wanted, Context("llvm")) for wanted in ("keep", "nhwc"))
     assert len(kept.transforms) == 0
     assert len(converted.transforms) > 0
     x = np.random.default_rng(5).standard_normal(shape).astype("f4")
@@ -291,9 +289,7 @@ def test_weights_are_repacked_to_what_their_kernel_reads() -> None:
     weights = np.random.default_rng(0).standard_normal((48, 96)).astype("f4")
     mod = module(lambda builder, x: relax.op.matmul(x, relax.const(weights)), (7, 48))
     with tvm.target.Target(TARGET):
-        prepared = plan.run(mod, plan.fuse_steps("llvm", prepack=True), nothing)
-        scheduled = plan.run(prepared, plan.schedule_steps("llvm", False), nothing)
-        packed = plan.run(scheduled, plan.pack_steps("llvm", prepack=True), nothing)
+        packed = plan.run(mod, plan.steps_of(PACKED, "fuse", "schedule", "rewrite", "pack", "prefetch"))
     assert not [var for var in packed.functions if "weight_prepack" in var.name_hint], "nothing is left to repack"
     x = np.random.default_rng(1).standard_normal((7, 48)).astype("f4")
     np.testing.assert_allclose(evaluate(packed, x), x @ weights, rtol=1e-4, atol=1e-4)

@@ -17,6 +17,7 @@ from tvmflow.errors import ConfigError
 from tvmflow.graph.passes import fuse_kernels
 from tvmflow.kernels.schedules.default_schedule import RULE_ATTR
 from tvmflow.pipeline import plan
+from tvmflow.pipeline.context import Context
 from tvmflow.pipeline.prepare import prepare, setting
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,8 +43,8 @@ def module(model: str) -> tvm.IRModule:
     cfg = config.load(ROOT / "configs" / f"{model}.toml", [settings])
     chosen = setting(cfg)
     with chosen.entered():
-        prepared, _ = prepare(cfg, frontend.load(cfg), lambda step, mod, seconds: None)
-        return plan.run(prepared, plan.schedule_steps("llvm", False), lambda step, mod, seconds: None)
+        prepared, _ = prepare(cfg, frontend.load(cfg))
+        return plan.run(prepared, plan.steps_of(Context("llvm"), "schedule", "rewrite"))
 
 
 def kernels(scheduled: tvm.IRModule) -> str:

@@ -22,6 +22,7 @@ from tvmflow.database.comparison import COMPARISONS, EDGES
 from tvmflow.host import host_features
 from tvmflow.kernels.winograd.minimal_filtering import Shape
 from tvmflow.pipeline import layouts
+from tvmflow.pipeline.context import Context
 from tvmflow.pipeline.prepare import prepare, setting
 from tvmflow.target import resolve, to_tvm
 from tvmflow.tuning import methods
@@ -97,7 +98,7 @@ def plant(cfg: Config, fastest: Planted) -> None:
 def rules_of(cfg: Config) -> list[str]:
     """Those of the Winograd kernels that a build of the config starts from."""
     with setting(cfg).entered():
-        prepared, _ = prepare(cfg, frontend.load(cfg), lambda *step: None)
+        prepared, _ = prepare(cfg, frontend.load(cfg))
     return sorted(str(f.attrs["tvmflow.rule"]) for f in prepared.functions.values() if "tvmflow.rule" in f.attrs)
 
 
@@ -146,7 +147,8 @@ def test_a_layout_is_chosen_for_what_was_measured() -> None:
     mod = builder.get()
     with to_tvm(resolve(TargetSection(mcpu="x86-64-v4", threads=2)), {}):
         for edge, layout in ((None, "nhwc"), (4, "nhwc"), (1, "keep")):
-            assert layouts.choose(mod, "auto", lambda shape, e=edge: e, lambda *step: None).layout == layout
+            context = Context("llvm", convolutions="winograd", measured=lambda shape, e=edge: e)
+            assert layouts.choose(mod, "auto", context).layout == layout
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +165,7 @@ def test_each_method_has_its_kernel_with_what_is_fused(rivals: list[methods.Riva
 def test_the_direct_kernel_is_the_one_that_a_build_has(model: Path, rivals: list[methods.Rivals]) -> None:
     off = config_of(model, None, numerics={"winograd": "off"})
     with setting(off).entered():
-        prepared, _ = prepare(off, frontend.load(off), lambda *step: None)
+        prepared, _ = prepare(off, frontend.load(off))
     kept = tasks.extract(prepared, {}, setting(off).target, off.numerics)
     convolutions = {task.parts.workload for task in kept if "conv2d" in task.name}
     assert {tasks.canonical(one.kernels[1])[1] for one in rivals} == convolutions

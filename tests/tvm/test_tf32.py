@@ -38,6 +38,7 @@ from tvmflow.errors import CompileError, ConfigError, TargetError
 from tvmflow.kernels.schedules.default_schedule import RULE_ATTR
 from tvmflow.kernels.tf32 import intrinsics, schedule_tf32
 from tvmflow.pipeline import plan, prepare
+from tvmflow.pipeline.context import Context
 from tvmflow.process import Child
 from tvmflow.tuning import search, space
 
@@ -244,7 +245,7 @@ def test_what_follows_a_product_may_not_fit() -> None:
     mod = tvm.IRModule({"f": te.create_prim_func([x, y, topi.nn.pad(z, [1, 1], [1, 1])])})
     assert schedule_tf32.names(mod) == {"f"}
     with GPU:
-        scheduled = plan.run(mod, plan.schedule_steps("cuda", True), lambda *step: None)
+        scheduled = plan.run(mod, plan.steps_of(Context("cuda", tf32=True), "schedule", "rewrite"))
     assert scheduled["f"].attrs["tirx.is_scheduled"]
     assert RULE_ATTR not in scheduled["f"].attrs
 
@@ -331,7 +332,7 @@ def build(folder: str, variants: Sequence[tuple[str, bool]]) -> None:
         )
         options = tvm.transform.PassContext(opt_level=3, config=numerics.pass_config(section))
         with target, options, cuda.compile_step(arch, section, keep=out):
-            mod = plan.run(mod, plan.schedule_steps("cuda", allowed), lambda *step: None)
+            mod = plan.run(mod, plan.steps_of(Context("cuda", tf32=allowed), "schedule", "rewrite"))
             tvm.compile(mod, target).export_library(str(out / "library.so"))
 
 

@@ -23,6 +23,7 @@ from tvmflow.errors import CompileError, ConfigError, VerifyError
 from tvmflow.graph.passes.replace_operators import Replacement
 from tvmflow.host import host_features
 from tvmflow.pipeline import plan, prepare, user_kernel_check
+from tvmflow.pipeline.context import Context
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "kernels"
@@ -137,8 +138,9 @@ def cfg_of(**kernels: dict[str, object]) -> config.Config:
 def replaced(cfg: config.Config, mod: tvm.IRModule) -> tuple[tvm.IRModule, list[Replacement]]:
     """The module behind the replacing pass, and one entry per place."""
     found: list[Replacement] = []
+    context = Context("llvm", kernels=cfg.kernels, on_replaced=found.append)
     with prepare.setting(cfg).entered():
-        return plan.run(mod, plan.user_steps(cfg.kernels, found.append), lambda *step: None), found
+        return plan.run(mod, plan.steps_of(context, "replace")), found
 
 
 def checked(cfg: config.Config, mod: tvm.IRModule) -> tuple[str, ...]:
@@ -311,13 +313,13 @@ def test_a_kernel_has_a_task_and_is_built_from_its_record(folder: Path, tmp_path
     cfg = cfg_of(mine=section(folder, "matmul", "matmul"))
     setting = prepare.setting(cfg)
     with setting.entered():
-        mod = plan.run(replaced(cfg, module(two_matmuls))[0], plan.fuse_steps("llvm", True), lambda *step: None)
+        mod = plan.run(replaced(cfg, module(two_matmuls))[0], plan.steps_of(Context("llvm", prepack=True), "fuse"))
         found = tasks.extract(mod, library.calls(mod), setting.target, cfg.numerics)
         (task,) = (task for task in found if task.name.startswith("user_mine"))
         assert task.weight == 2
         Store(tmp_path).keep(recorded(task))
         mod = tuned.apply(mod, Store(tmp_path).read(), setting.target, cfg.numerics, host_features()).mod
-        kernels = library.contents(mod, plan.run(mod, plan.lower_steps(), lambda *step: None)).kernels
+        kernels = library.contents(mod, plan.run(mod, plan.steps_of(Context("llvm"), "lower"))).kernels
     (mine,) = (kernel for kernel in kernels if kernel.name.startswith("user_mine"))
     assert (mine.origin, mine.calls) == ("tuned", 2)
     assert mine.rule.startswith(f"user kernel mine: record {task.key[:12]}, ")

@@ -17,11 +17,11 @@ from tvm import relax
 
 from tvmflow import config, flow, tasks
 from tvmflow.config import NumericsSection, TargetSection
-from tvmflow.graph.passes import fold_exactly
 from tvmflow.graph.passes.winograd import shape_of
 from tvmflow.kernels.winograd import minimal_filtering
 from tvmflow.kernels.winograd.minimal_filtering import Shape
 from tvmflow.pipeline import plan
+from tvmflow.pipeline.context import Context, context_of
 from tvmflow.target import resolve, to_tvm
 
 Epilogue = Callable[[relax.BlockBuilder, relax.Expr], relax.Expr]
@@ -70,9 +70,10 @@ def prepared(
     mod: tvm.IRModule, mode: str = "auto", on: tvm.target.Target | None = None, edge: int | None = None
 ) -> tvm.IRModule:
     """The fused kernels; F(edge x edge, 3 x 3), where it is stated, was measured to be fastest for all convolutions."""
+    convolutions = "winograd" if mode == "auto" else "direct"
+    context = Context("llvm", convolutions=convolutions, measured=lambda shape: edge, prepack=True)
     with on or target():
-        steps = (*plan.winograd_steps("llvm", mode, lambda shape: edge), *plan.fuse_steps("llvm", True))
-        return plan.run(mod, steps, lambda *step: None)
+        return plan.run(mod, plan.steps_of(context, "replace", "fuse"))
 
 
 def rules(mod: tvm.IRModule) -> list[str]:
@@ -84,9 +85,9 @@ def rules(mod: tvm.IRModule) -> list[str]:
 def run(mod: tvm.IRModule, *arrays: np.ndarray, on: tvm.target.Target | None = None) -> np.ndarray:
     chosen = on or target()
     with chosen:
-        mod = plan.run(mod, plan.schedule_steps("llvm", False), lambda *step: None)
-        stripped, weights = fold_exactly.externalise(mod)
-        lowered = plan.run(stripped, plan.lower_steps(), lambda *step: None)
+        weights: list[tvm.runtime.Tensor] = []
+        context = Context("llvm", on_weights=weights.extend)
+        lowered = plan.run(mod, plan.steps_of(context, "schedule", "rewrite", "weights", "lower"))
         built = relax.vm_build.build(lowered, chosen, relax_pipeline=None)
     machine = relax.VirtualMachine(built, tvm.cpu())
     return np.asarray(machine["main"](*map(tvm.runtime.tensor, arrays), *weights).numpy())
@@ -314,7 +315,8 @@ def test_it_is_chosen_where_it_pays(shape: Shape, edge: int | None) -> None:
 def test_off_means_never() -> None:
     assert len(rules(prepared(module(LARGE)))) == 1
     assert rules(prepared(module(LARGE), "off")) == []
-    assert plan.winograd_steps("cuda", "auto") == ()
+    on_gpu = config.from_dict({"model": {"entry": "m:f"}, "target": {"kind": "cuda"}, "numerics": {"winograd": "auto"}})
+    assert plan.steps_of(context_of(on_gpu), "replace") == ()
 
 
 def test_neither_a_task_nor_a_part_of_keys() -> None:

@@ -89,7 +89,7 @@ def _work(cfg: Config) -> Work:
 
     chosen = setting(cfg)
     with chosen.entered():
-        prepared, _ = prepare(cfg, model, lambda *step: None)
+        prepared, _ = prepare(cfg, model)
         operations, calls = library.operations(prepared), library.calls(prepared)
     kernels = {var.name_hint: f for var, f in prepared.functions.items() if isinstance(f, PrimFunc)}
     flop = sum(operations.get(name, 0.0) * count for name, count in calls.items())

@@ -6,6 +6,7 @@ import platform
 import re
 import shutil
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -55,7 +56,7 @@ def write_library(mod: tvm.IRModule, target: tvm.target.Target, linker: dict[str
     return executable
 
 
-def write_constants(constants: tuple[tvm.runtime.Tensor, ...], folder: Path) -> tuple[Constant, ...]:
+def write_constants(constants: Sequence[tvm.runtime.Tensor], folder: Path) -> tuple[Constant, ...]:
     """Writes the weights to `folder`/constants.bin and returns where each stands."""
     entries = []
     with (folder / CONSTANTS).open("wb") as stream:

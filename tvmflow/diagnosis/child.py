@@ -13,8 +13,9 @@ from tvmflow import npz
 from tvmflow.config import VerifySection
 from tvmflow.diagnosis.findings import KernelError
 from tvmflow.errors import last_line
-from tvmflow.pipeline import building, partial
+from tvmflow.pipeline import partial
 from tvmflow.pipeline.partial import SCHEDULES, Part
+from tvmflow.pipeline.records import ApplyRecords
 from tvmflow.process import emit
 from tvmflow.verification import compare
 
@@ -175,7 +176,9 @@ def overview(whole: Part) -> tuple[tuple[str, ...], tuple[str, ...]]:
     if whole.cfg.tuning.database is None:
         return names, ()
     mod, setting = partial.module(Part(whole.cfg, whole.layout, names.index(SCHEDULES)))
-    return names, building.with_records(whole.cfg, mod, setting.target).notes
+    records = ApplyRecords(whole.cfg, setting.target)
+    records(mod)
+    return names, records.notes
 
 
 def first_unbuildable(part: Part) -> tuple[str, str, str] | None:

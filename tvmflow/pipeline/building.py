@@ -23,7 +23,6 @@ from tvmflow.process import emit
 if TYPE_CHECKING:
     import tvm
 
-    from tvmflow.codegen.tuned import Applied
     from tvmflow.graph.passes.replace_operators import Replacement
     from tvmflow.pipeline.plan import Step
     from tvmflow.target import Target
@@ -36,23 +35,25 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
         model = frontend.load(cfg)
     from tvmflow.codegen import cubin, evidence, library
     from tvmflow.frontend.model import narrowest_float
-    from tvmflow.graph.passes import fold_exactly
     from tvmflow.pipeline import plan
-    from tvmflow.pipeline.prepare import prepare, setting
+    from tvmflow.pipeline.prepare import build_context, prepare, setting
+    from tvmflow.pipeline.records import ApplyRecords
 
     chosen = setting(cfg)
     target = chosen.target
     linker = library.linker(target)
     _check_names(cfg, model.signature)
     replaced: list[Replacement] = []
+    weights: list[tvm.runtime.Tensor] = []
     with chosen.entered(), tempfile.TemporaryDirectory(prefix="tvmflow-") as kept, cuda_step(cfg, target, kept) as cuda:
         with log.stage("graph"):
-            prepared, choice = prepare(cfg, model, log.after, replaced.append)
-            tuned = with_records(cfg, prepared, target)
-            scheduled = plan.run(tuned.mod, plan.schedule_steps(target.kind, cfg.numerics.tf32), log.after)
-            packed = plan.run(scheduled, plan.pack_steps(target.kind, cfg.graph.prepack), log.after)
-            stripped, weights = fold_exactly.externalise(packed)
-            lowered = plan.run(stripped, plan.lower_steps(), log.after)
+            records = ApplyRecords(cfg, target)
+            known = {"records": records} if cfg.tuning.database else {}
+            context = build_context(cfg, on_replaced=replaced.append, on_weights=weights.extend, **known)
+            prepared, choice = prepare(cfg, model, context, log.after)
+            to_packed = plan.steps_of(context, "records", "schedule", "rewrite", "pack", "prefetch")
+            packed = plan.run(prepared, to_packed, log.after)
+            lowered = plan.run(packed, plan.steps_of(context, "weights", "lower"), log.after)
         with log.stage("user kernels"):
             checked = user_kernel_check.notes(cfg, replaced, chosen)
         with log.stage("code generation"):
@@ -85,7 +86,7 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
         cuda=cuda,
         notes=(
             *model.notes,
-            *tuned.notes,
+            *records.notes,
             *checked,
             *_winograd_notes(contents.kernels),
             *_half_notes(cfg, narrowest),
@@ -149,41 +150,19 @@ def inspect(cfg: Config) -> tuple[Signature, tuple[str, ...]]:
 
 
 def passes(cfg: Config) -> dict[str, list[tuple[str, str]]]:
-    """The pipeline of a config: per phase the (name, why) of each pass."""
-    from tvmflow.pipeline import plan as pipeline
+    """The pipeline of a config: per phase the (name, why) of each pass; phases without passes are left out."""
+    from tvmflow.pipeline import plan
+    from tvmflow.pipeline.context import context_of
 
-    kind, prepack = cfg.target.kind, cfg.graph.prepack
-    phases = {
-        "guards": pipeline.guard_steps(cfg.graph.guards),
-        f"widen_half = {cfg.numerics.widen_half}": pipeline.widen_steps(kind, cfg.numerics.widen_half),
-        "simplify": pipeline.simplify_steps(),
-        f"layout = {cfg.graph.layout}": pipeline.layout_steps() if cfg.graph.layout != "keep" else (),
-        "user kernels": pipeline.user_steps(cfg.kernels, lambda replacement: None),
-        f"winograd = {cfg.numerics.winograd}": pipeline.winograd_steps(kind, cfg.numerics.winograd),
-        "fuse": pipeline.fuse_steps(kind, prepack),
-        "schedule": pipeline.schedule_steps(kind, cfg.numerics.tf32),
-        "pack weights": pipeline.pack_steps(kind, prepack),
-        "lower": pipeline.lower_steps(),
-    }
-    return {phase: [(step.name, step.why) for step in steps] for phase, steps in phases.items()}
+    named = context_of(cfg, records=(lambda mod: mod) if cfg.tuning.database else None)
+    phases = plan.phases(named)
+    return {phase.name: [(step.name, step.why) for step in phase.steps] for phase in phases if phase.steps}
 
 
 def _resolved(cfg: Config, target: Target) -> Config:
     """The config with what "native" turned out to mean, so that the library can be rebuilt elsewhere."""
     section = evolve(cfg.target, mcpu=target.mcpu, threads=target.threads, arch=target.arch)
     return evolve(cfg, target=section)
-
-
-def with_records(cfg: Config, prepared: tvm.IRModule, target: Target) -> Applied:
-    """The prepared module under the schedules of the config's tuning database, if it names one."""
-    from tvmflow.codegen import tuned
-    from tvmflow.database import Store
-    from tvmflow.host import host_features
-
-    if cfg.tuning.database is None:
-        return tuned.Applied(prepared, ())
-    reading = Store(cfg.tuning.database).read()
-    return tuned.apply(prepared, reading, target, cfg.numerics, host_features())
 
 
 def _check_names(cfg: Config, signature: Signature) -> None:

@@ -17,7 +17,8 @@ from tvmflow.graph.passes.winograd import plan_of
 from tvmflow.kernels.schedules.axes import Registers
 from tvmflow.kernels.winograd.minimal_filtering import Measured
 from tvmflow.manifest import LayoutTransform
-from tvmflow.pipeline.plan import AfterStep, has_convolution, layout_steps, run, simplify_steps
+from tvmflow.pipeline.context import Context
+from tvmflow.pipeline.plan import AfterStep, has_convolution, ignore_step, run, steps_of
 
 NOMINAL_DIM = 32  # what a symbolic axis counts for when bytes are compared
 # What a choice goes by, per thread: measured with default schedules on 2 threads with AVX-512.
@@ -43,25 +44,24 @@ class LayoutChoice:
     before: tuple[LayoutTransform, ...] = ()
 
 
-def choose(mod: tvm.IRModule, wanted: str, measured: Measured | None, after: AfterStep) -> LayoutChoice:
+def choose(mod: tvm.IRModule, wanted: str, context: Context, after: AfterStep = ignore_step) -> LayoutChoice:
     """Simplifies `mod` and settles the layout of its convolutions; `wanted` is "auto", "keep" or "nhwc".
 
     "auto" takes the layout with which convolutions and transposes should take less time. On a CPU vectors go along
-    channels in NHWC and along the width otherwise, and fill their registers or not, and Winograd's method wants NHWC:
-    `measured` says for which convolutions it was measured to be fastest, None that it is not to be used. Raises what
-    ConvertLayout raises when NHWC was asked for.
+    channels in NHWC and along the width otherwise, and fill their registers or not, and Winograd's method wants NHWC.
+    Raises what ConvertLayout raises when NHWC was asked for.
     """
-    return replace(_chosen(mod, wanted, measured, after), before=transforms_of(mod))
+    return replace(_chosen(mod, wanted, context, after), before=transforms_of(mod))
 
 
-def _chosen(mod: tvm.IRModule, wanted: str, measured: Measured | None, after: AfterStep) -> LayoutChoice:
-    kept = run(mod, simplify_steps(), after)
+def _chosen(mod: tvm.IRModule, wanted: str, context: Context, after: AfterStep) -> LayoutChoice:
+    kept = run(mod, steps_of(context, "simplify"), after)
     before = transforms_of(kept)
     if wanted == "keep" or not has_convolution(kept):
         reason = "asked for" if wanted == "keep" else "no 2-D convolution"
         return LayoutChoice("keep", reason, kept, before)
     try:
-        converted = run(kept, layout_steps(), after)
+        converted = run(kept, steps_of(replace(context, nhwc=True), "layout"), after)
     except Exception as exc:
         if wanted == "nhwc":
             raise
@@ -71,8 +71,8 @@ def _chosen(mod: tvm.IRModule, wanted: str, measured: Measured | None, after: Af
         return LayoutChoice("nhwc", "asked for", converted, changed)
     nhwc = LayoutChoice("nhwc", "", converted, changed)
     keep = LayoutChoice("keep", "", kept, before)
-    on_cpu = tvm.target.Target.current().kind.name == "llvm"
-    takes_less, figures = _by_time(nhwc, keep, measured) if on_cpu else _by_bytes(nhwc, keep)
+    measured = context.measured if context.convolutions == "winograd" else None
+    takes_less, figures = _by_time(nhwc, keep, measured) if context.kind == "llvm" else _by_bytes(nhwc, keep)
     return replace(nhwc if takes_less else keep, reason=figures)
 
 

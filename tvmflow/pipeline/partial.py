@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tvmflow import artifact, frontend
 from tvmflow.artifact import CONSTANTS, LIBRARY
@@ -19,21 +19,26 @@ from tvmflow.config import Config, TargetSection
 from tvmflow.frozen import evolve
 from tvmflow.manifest import Manifest
 from tvmflow.pipeline import building
+from tvmflow.pipeline.context import Context, context_of
+from tvmflow.pipeline.records import ApplyRecords
 
 if TYPE_CHECKING:
     import tvm
 
-    from tvmflow.graph.passes.replace_operators import OnReplaced, Replacement
-    from tvmflow.pipeline.plan import Step
+    from tvmflow.graph.passes.replace_operators import Replacement
+    from tvmflow.pipeline.plan import PhaseName, Step
     from tvmflow.pipeline.prepare import Setting
 
 WINOGRAD = ("Winograd", "ScheduleWinograd")
 VECTOR_MATH, SCHEDULES, RECORDS = "VectorMath", "DefaultSchedule", "TuningRecords"
 PLANNING = "StaticPlanBlockMemory"
+GELU = "RecogniseGelu"
+# One step: its first pass leaves functions behind that only its last one takes away.
+PACKING: tuple[PhaseName, ...] = ("pack", "prefetch")
 REPLACEMENT = "ReplaceOperators"
 FAST_MATH, TF32 = "numerics.fast_math", "numerics.tf32"
 # Without these no graph becomes kernels; where one of them is not among the steps taken, it is done all the same.
-NEEDED = ("DecomposeOpsForInference", "DispatchSampling", "DispatchSortScan", "LegalizeOps", "FuseTIR")
+NEEDED = ("DecomposeOpsForInference", "DispatchSampling", "DispatchSortScan", "LegalizeOps", "FuseKernels")
 
 
 @dataclass(frozen=True)
@@ -55,12 +60,14 @@ def steps(part: Part) -> tuple[str, ...]:
 def build(part: Part, folder: Path, whole: Manifest) -> Manifest:
     """Builds the part's library in `folder` as an artifact; its manifest is that of the whole, as far as it holds."""
     from tvmflow.codegen import library
-    from tvmflow.graph.passes import fold_exactly
+    from tvmflow.pipeline import plan
 
+    weights: list[tvm.runtime.Tensor] = []
     with _scheduled(part) as (mod, setting, taken):
-        packed = _run(mod, [step for step in _pack_steps(part.cfg) if step.name in taken])
-        stripped, weights = fold_exactly.externalise(packed)
-        lowered = _run(stripped, _lower_steps(planned=PLANNING in taken))
+        context = context_of(part.cfg, on_weights=weights.extend)
+        packed = plan.run(mod, [step for step in plan.steps_of(context, *PACKING) if step.name in taken])
+        last = plan.steps_of(context, "weights", "lower")
+        lowered = plan.run(packed, [step for step in last if step.name != PLANNING or PLANNING in taken])
         library.write_library(lowered, setting.tvm_target, library.linker(setting.target), folder)
         entries = library.write_constants(weights, folder)
     manifest = evolve(
@@ -100,14 +107,12 @@ def _scheduled(part: Part) -> Iterator[tuple[tvm.IRModule, Setting, frozenset[st
         chosen.tvm_target,
         building.cuda_step(cfg, chosen.target),
     ):
-        mod = _run(model.mod, [*graph, *_missing(graph, part.cfg.target.kind)])
+        mod = plan.run(model.mod, [*graph, *_missing(graph, part.cfg.target.kind)])
         # Keys hold the numerics that they were tuned for, whatever is built here; but TF32 is in the schedules.
-        if RECORDS in taken and (TF32 in taken or not part.cfg.numerics.tf32):
-            mod = building.with_records(part.cfg, mod, chosen.target).mod
-        if SCHEDULES in taken:
-            steps_ = plan.schedule_steps(chosen.target.kind, cfg.numerics.tf32)
-            mod = _run(mod, [step for step in steps_ if step.name != "RecogniseGelu" or VECTOR_MATH in taken])
-        yield mod, chosen, taken
+        use_records = RECORDS in taken and (TF32 in taken or not part.cfg.numerics.tf32)
+        context = context_of(cfg, records=ApplyRecords(part.cfg, chosen.target) if use_records else None)
+        steps_ = plan.steps_of(context, "records", *(("schedule", "rewrite") if SCHEDULES in taken else ()))
+        yield plan.run(mod, [step for step in steps_ if step.name != GELU or VECTOR_MATH in taken]), chosen, taken
 
 
 def _taken(part: Part) -> tuple[list[Step], frozenset[str]]:
@@ -127,64 +132,46 @@ def _effective(cfg: Config, taken: frozenset[str]) -> Config:
 
 def replacements(part: Part) -> tuple[list[Replacement], Setting]:
     """The places where the part's last step puts kernels of the user's, and what they are built for."""
+    from tvmflow.pipeline import plan
     from tvmflow.pipeline.prepare import setting
 
     found: list[Replacement] = []
-    steps_ = _graph_steps(part.cfg, part.layout, found.append)[: part.count]
+    steps_ = _graph_steps(part.cfg, part.layout, on_replaced=found.append)[: part.count]
     chosen = setting(_effective(part.cfg, frozenset()))
     model = frontend.load(part.cfg)
     with chosen.entered():
-        _run(model.mod, steps_)
+        plan.run(model.mod, steps_)
     return found, chosen
 
 
-def _graph_steps(cfg: Config, layout: str, on_replaced: OnReplaced = lambda replacement: None) -> tuple[Step, ...]:
+def _graph_steps(cfg: Config, layout: str, **known: Any) -> tuple[Step, ...]:
     from tvmflow.pipeline import plan
-    from tvmflow.pipeline.prepare import measured
+    from tvmflow.pipeline.prepare import build_context
 
-    return (
-        *plan.opening_steps(cfg),
-        *plan.simplify_steps(),
-        *(plan.layout_steps() if layout == "nhwc" else ()),
-        *plan.kernel_steps(cfg, on_replaced, measured(cfg)),
-    )
+    context = replace(build_context(cfg, **known), nhwc=layout == "nhwc")
+    return plan.steps_of(context, "open", "simplify", "layout", "replace", "fuse")
 
 
 def _later_steps(cfg: Config) -> tuple[str, ...]:
+    from tvmflow.pipeline import plan
+
     on_cpu = cfg.target.kind == "llvm"
     return (
         *([VECTOR_MATH] if on_cpu else []),
         SCHEDULES,
         *([RECORDS] if cfg.tuning.database else []),
-        *(step.name for step in _pack_steps(cfg)),
+        *(step.name for step in plan.steps_of(context_of(cfg), *PACKING)),
         PLANNING,
         *([FAST_MATH] if cfg.numerics.fast_math else []),
         *([TF32] if cfg.numerics.tf32 else []),
     )
 
 
-def _pack_steps(cfg: Config) -> tuple[Step, ...]:
-    """Packing is one step: its first pass leaves functions behind that only its last one takes away."""
-    from tvmflow.pipeline import plan
-
-    return plan.pack_steps(cfg.target.kind, cfg.graph.prepack)
-
-
-def _lower_steps(planned: bool) -> list[Step]:
-    from tvmflow.pipeline import plan
-
-    return [step for step in plan.lower_steps() if planned or step.name != PLANNING]
-
-
 def _missing(graph: Sequence[Step], kind: str) -> list[Step]:
+    """What no graph becomes kernels without, of the steps not taken; last, unused functions are dropped."""
     from tvmflow.pipeline import plan
 
     done = {step.name for step in graph}
-    steps_ = {step.name: step for step in (*plan.simplify_steps(), *plan.fuse_steps(kind, prepack=False))}
-    return [steps_[name] for name in (*NEEDED, "DeadCodeElimination") if name not in done or name not in NEEDED]
-
-
-def _run(mod: tvm.IRModule, chosen: Sequence[Step]) -> tvm.IRModule:
-    from tvmflow.pipeline import plan
-
-    return plan.run(mod, tuple(chosen), lambda step, made, seconds: None)
+    plainest = plan.steps_of(Context(kind), "simplify", "fuse")
+    drop_unused = next(step for step in plainest if step.name == "DeadCodeElimination")
+    return [*(step for step in plainest if step.name in NEEDED and step.name not in done), drop_unused]

@@ -5,16 +5,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tvmflow.config import Config, has_tf32
 from tvmflow.errors import TargetError
+from tvmflow.pipeline.context import Context, context_of
 
 if TYPE_CHECKING:
     import tvm
 
     from tvmflow.frontend.model import Model
-    from tvmflow.graph.passes.replace_operators import OnReplaced
     from tvmflow.kernels.winograd.minimal_filtering import Measured, Shape
     from tvmflow.pipeline.layouts import LayoutChoice
     from tvmflow.pipeline.plan import AfterStep
@@ -58,20 +58,25 @@ def setting(cfg: Config) -> Setting:
 
 
 def prepare(
-    cfg: Config, model: Model, after: AfterStep, on_replaced: OnReplaced = lambda replacement: None
+    cfg: Config, model: Model, context: Context | None = None, after: AfterStep | None = None
 ) -> tuple[tvm.IRModule, LayoutChoice]:
     """The module of fused, legal kernels, and the layout chosen on the way. Call it inside `Setting.entered`.
 
-    `on_replaced` is called for each place where a user's kernel replaces operators. Raises BudgetError where the
-    layout takes more transforms than the config allows, ConfigError where a user's kernel cannot be used.
+    `context` is that of `build_context`, unless its caller has made one. Raises BudgetError where the layout takes more
+    transforms than the config allows, ConfigError where a user's kernel cannot be used.
     """
     from tvmflow.pipeline import layouts, plan
 
-    opened = plan.run(model.mod, plan.opening_steps(cfg), after)
-    known = measured(cfg)
-    choice = layouts.choose(opened, cfg.graph.layout, known if cfg.numerics.winograd == "auto" else None, after)
+    context, after = context or build_context(cfg), after or plan.ignore_step
+    opened = plan.run(model.mod, plan.steps_of(context, "open"), after)
+    choice = layouts.choose(opened, cfg.graph.layout, context, after)
     layouts.check_budget(choice.transforms, cfg.graph.max_layout_transforms)
-    return plan.run(choice.mod, plan.kernel_steps(cfg, on_replaced, known), after), choice
+    return plan.run(choice.mod, plan.steps_of(context, "replace", "fuse"), after), choice
+
+
+def build_context(cfg: Config, **known: Any) -> Context:
+    """The pipeline's context for a build of the config, with what its database has on convolutions."""
+    return context_of(cfg, measured=measured(cfg), **known)
 
 
 def measured(cfg: Config) -> Measured:

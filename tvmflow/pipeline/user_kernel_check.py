@@ -109,6 +109,7 @@ def _lowered(replacement: Replacement, kind: str) -> tvm.IRModule:
     from tvm import relax
 
     from tvmflow.pipeline import plan
+    from tvmflow.pipeline.context import Context
 
     builder = relax.BlockBuilder()
     prim_func = builder.add_func(replacement.function, f"user_{replacement.kernel.name}")
@@ -118,8 +119,7 @@ def _lowered(replacement: Replacement, kind: str) -> tvm.IRModule:
         builder.emit_func_output(result)
     mod = builder.get()
     mod["reference"] = replacement.reference.with_attr("global_symbol", "reference")
-    steps = (*plan.fuse_steps(kind, prepack=False), *plan.schedule_steps(kind, tf32=False), *plan.lower_steps())
-    return plan.run(mod, steps, lambda step, made, seconds: None)
+    return plan.run(mod, plan.steps_of(Context(kind), "fuse", "schedule", "rewrite", "lower"))
 
 
 def _inputs(call: Call, section: VerifySection, seed: int) -> list[np.ndarray]:

@@ -207,7 +207,7 @@ def extracted(cfg: Config) -> tuple[tuple[Task, ...], Setting]:
     chosen = setting(cfg)
     emit("graph")
     with chosen.entered():
-        prepared, _ = prepare(cfg, model, lambda *step: None)
+        prepared, _ = prepare(cfg, model)
         return tasks.extract(prepared, library.calls(prepared), chosen.target, cfg.numerics), chosen
 
 

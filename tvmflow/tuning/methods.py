@@ -8,8 +8,8 @@ weights and what else they read as warm as the kernel before them leaves it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
 
 import tvm
 from tvm.tirx import PrimFunc
@@ -20,13 +20,14 @@ from tvmflow.config import Config
 from tvmflow.database import Comparison, Reading
 from tvmflow.database.comparison import EDGES
 from tvmflow.graph.passes.fuse_kernels import operators as operators_of
-from tvmflow.graph.passes.winograd import MarkDirect, Winograd, shapes, unmarked
+from tvmflow.graph.passes.mark_direct import unmarked
+from tvmflow.graph.passes.winograd import shapes
 from tvmflow.host import host_features
 from tvmflow.kernels.schedules.default_schedule import RULE_ATTR
 from tvmflow.kernels.winograd import minimal_filtering
 from tvmflow.kernels.winograd.minimal_filtering import DIRECT, POINTS, Shape
 from tvmflow.pipeline import layouts, plan
-from tvmflow.pipeline.plan import Step
+from tvmflow.pipeline.context import context_of
 from tvmflow.tuning import space
 from tvmflow.tuning.measure import Measurer
 from tvmflow.tuning.search import job_of
@@ -108,9 +109,10 @@ def by_rule(shape: Shape, setting: Setting) -> str:
 
 def _in_layout(cfg: Config, model: Model) -> tvm.IRModule | None:
     """The simplified graph in NHWC, unless its layout is to stay; None where it cannot be had."""
-    opened = plan.run(model.mod, plan.opening_steps(cfg), _ignore)
+    context = replace(context_of(cfg), convolutions="direct")
+    opened = plan.run(model.mod, plan.steps_of(context, "open"))
     try:
-        return layouts.choose(opened, "keep" if cfg.graph.layout == "keep" else "nhwc", None, _ignore).mod
+        return layouts.choose(opened, "keep" if cfg.graph.layout == "keep" else "nhwc", context).mod
     except Exception:  # whatever TVM raises, with which `compile` keeps the layout
         if cfg.graph.layout == "nhwc":
             raise
@@ -121,17 +123,10 @@ def _kernels(
     cfg: Config, graph: tvm.IRModule, edge: int, found: tuple[Shape, ...]
 ) -> Iterator[tuple[tuple[Shape, str], PrimFunc]]:
     """The kernels of the convolutions computed with tiles of `edge`, by shape and operators, the most called first."""
-    kind, target = cfg.target.kind, tvm.target.Target.current()
-    step = (
-        Step("MarkDirect", "each by the direct method", MarkDirect())
-        if edge == DIRECT
-        else Step("Winograd", "each by Winograd's method", Winograd(lambda shape: edge))
-    )
-    fused = plan.run(
-        graph,
-        (*plan.user_steps(cfg.kernels, lambda replacement: None), step, *plan.fuse_steps(kind, cfg.graph.prepack)),
-        _ignore,
-    )
+    target = tvm.target.Target.current()
+    convolutions: Literal["marked", "winograd"] = "marked" if edge == DIRECT else "winograd"
+    context = replace(context_of(cfg, measured=lambda shape: edge), convolutions=convolutions)
+    fused = plan.run(graph, plan.steps_of(context, "replace", "fuse"))
     by_text = {str(shape) if edge == DIRECT else _rule(shape, edge, target): shape for shape in found}
     calls = library.calls(fused)
     for var, function in sorted(fused.functions.items(), key=lambda item: -calls[item[0].name_hint]):
@@ -155,7 +150,3 @@ def _direct(function: PrimFunc, cfg: Config, setting: Setting, reading: Reading)
     if RULE_ATTR in made.attrs:
         return made, str(made.attrs[RULE_ATTR])
     return space.default(mod, setting.tvm_target).mod["main"], "default"
-
-
-def _ignore(*_step: object) -> None:
-    pass

@@ -25,7 +25,8 @@ from tvm.s_tir.transform import RemoveWeightLayoutRewriteBlock
 from tvmflow.errors import SetupError, TargetError
 from tvmflow.host import THREADING
 from tvmflow.kernels.mathematics import vector_math
-from tvmflow.kernels.rewrites import compare_exactly, prefetch, recognise_gelu, start_from_infinity
+from tvmflow.pipeline import plan
+from tvmflow.pipeline.context import Context
 
 MEMORY_BYTES = 8 << 30  # of data; a candidate that asks for more fails alone
 COLD_BYTES = 48 << 20  # weights rotate over copies of this size together, so that each run finds its own cold
@@ -105,8 +106,9 @@ def library(job: Job, target: tvm.target.Target) -> Any:
     mod = RemoveWeightLayoutRewriteBlock(skip_tensor_rewrite=True)(tvm.ir.load_json(job.module_json))
     if str(target.kind) == "llvm":
         vector_math.register()  # all as in the library that the schedule ends up in
-        mod = prefetch.inserted(start_from_infinity.from_infinity(recognise_gelu.recognised(mod, target)), target)
-    mod = compare_exactly.exact(mod, str(target.kind))
+    context = Context(str(target.kind), prepack=str(target.kind) == "llvm")
+    with target:
+        mod = plan.run(mod, plan.steps_of(context, "rewrite", "prefetch"))
     with tvm.transform.PassContext(opt_level=3, config={"tirx.disable_assert": True}):
         return tvm.tirx.build(mod, target=target)
 

@@ -20,9 +20,9 @@ from tvmflow.kernels.user import OPERATORS_ATTR
 LEGALISED = frozenset({"transpose", "concatenate", "cast", "pad", "reflect_pad", "where"})
 
 
-@tvm.transform.module_pass(opt_level=0, name="FuseTIR")
-class FuseTIR:
-    """TVM's pass of this name; each function that it makes of a group says which operators were in the group.
+@tvm.transform.module_pass(opt_level=0, name="FuseKernels")
+class FuseKernels:
+    """TVM's FuseTIR; each function that it makes of a group says which operators were in the group.
 
     And its blocks say all that they read (regions.py).
     """

@@ -8,17 +8,14 @@ import tvm
 from tvm import relax
 from tvm.ir import GenericConst
 from tvm.relax.expr_functor import PyExprMutator, mutator
-from tvm.s_tir import Schedule
 from tvm.target import Target
-from tvm.tirx import IntImm, PrimFunc
+from tvm.tirx import IntImm
 
 from tvmflow.graph.mutation import mutated
-from tvmflow.kernels.schedules.axes import Registers, blocks_of
+from tvmflow.kernels.schedules.axes import Registers
 from tvmflow.kernels.user import OPERATORS_ATTR
 from tvmflow.kernels.winograd import minimal_filtering, tir
 from tvmflow.kernels.winograd.minimal_filtering import Measured, Shape, unmeasured
-
-SHAPE_ATTR = "tvmflow.shape"  # on the last block of a direct convolution that is to be found again after fusion
 
 
 @tvm.transform.module_pass(opt_level=0, name="Winograd")
@@ -30,26 +27,6 @@ class Winograd:
 
     def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
         return mutated(mod, lambda mod: _Mutator(mod, self._measured))
-
-
-@tvm.transform.module_pass(opt_level=0, name="MarkDirect")
-class MarkDirect:
-    """Makes the convolutions that Winograd's method could serve direct kernels, marked with their shapes."""
-
-    def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        return mutated(mod, _Marker)
-
-
-@tvm.transform.module_pass(opt_level=0, name="ScheduleWinograd")
-class ScheduleWinograd:
-    """Schedules Winograd's kernels with what was fused into them."""
-
-    def transform_module(self, mod: tvm.IRModule, _context: tvm.transform.PassContext) -> tvm.IRModule:
-        functions = {
-            var: tir.schedule(function) if isinstance(function, PrimFunc) else function
-            for var, function in mod.functions.items()
-        }
-        return tvm.IRModule(functions, attrs=mod.attrs)
 
 
 @mutator
@@ -68,29 +45,6 @@ class _Mutator(PyExprMutator):  # type: ignore[misc] # TVM has no types
         function = function.with_attr(OPERATORS_ATTR, "conv2d")
         filters = relax.const(minimal_filtering.transformed(call.args[1].value.numpy(), chosen))
         return relax.call_tir(self.builder_.add_func(function, "winograd"), [call.args[0], filters], call.ty)
-
-
-@mutator
-class _Marker(PyExprMutator):  # type: ignore[misc] # TVM has no types
-    def visit_call_(self, call: relax.Call) -> relax.Expr:
-        call = super().visit_call_(call)
-        shape = shape_of(call)
-        if shape is None or not minimal_filtering.fits(shape):
-            return call
-        legal = call.op.get_attr("FLegalize")(self.builder_, call)
-        made = Schedule(tvm.IRModule({"main": self.builder_.get()[legal.args[0]]}), debug_mask="none")
-        made.annotate(blocks_of(made)[-1], SHAPE_ATTR, str(shape))
-        return relax.call_tir(self.builder_.add_func(made.mod["main"], "conv2d"), legal.args[1], call.ty)
-
-
-def unmarked(function: PrimFunc) -> tuple[PrimFunc, str | None]:
-    """A function without the mark that `MarkDirect` made, and that, if there was one."""
-    made = Schedule(tvm.IRModule({"main": function}), debug_mask="none")
-    for block in blocks_of(made):
-        if (mark := made.get(block).annotations.get(SHAPE_ATTR)) is not None:
-            made.unannotate(block, SHAPE_ATTR)
-            return made.mod["main"], str(mark)
-    return function, None
 
 
 def shapes(mod: tvm.IRModule) -> tuple[Shape, ...]:
