@@ -94,6 +94,14 @@ def test_run_gives_the_values(small: Path, n: int) -> None:
         np.testing.assert_allclose(outputs["y"], want, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("n", [0, 3])
+def test_inputs_are_drawn_for_any_size(small: Path, tmp_path: Path, n: int) -> None:
+    done = run("run", small / "small.tvmflow", "--seed", "0", "--dim", f"n={n}", "--outputs", "y.npz", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    with np.load(tmp_path / "y.npz") as outputs:
+        assert outputs["y"].shape == (n, 8)
+
+
 def test_python_interface(small: Path) -> None:
     session = tvmflow.load(small / "small.tvmflow", threads=1)
     x = np.ones((2, 4), "f4")
