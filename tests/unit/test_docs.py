@@ -34,6 +34,15 @@ def test_every_exit_code_is_documented() -> None:
         assert f" {code} " in (cli.help or "")
 
 
+def test_the_architecture_page_names_every_room_and_nothing_else() -> None:
+    package, page = ROOT / "tvmflow", (ROOT / "docs" / "architecture.md").read_text()
+    named = set(re.findall(r"`([a-z_0-9]+(?:/[a-z_0-9]+)*(?:/|\.py))`", page))
+    assert [path for path in sorted(named) if not (package / path).exists()] == []
+    rooms = {f"{path.name}/" for path in package.iterdir() if (path / "__init__.py").exists()}
+    modules = {path.name for path in package.glob("*.py") if path.name != "__init__.py"}
+    assert rooms | modules <= named
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_links_lead_somewhere(page: Path) -> None:
     for link in re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text()):
