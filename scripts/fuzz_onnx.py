@@ -30,6 +30,7 @@ import onnx_mutations  # noqa: E402 # it lies beside this script
 
 from tvmflow import process  # noqa: E402
 from tvmflow.errors import TvmflowError, first_line  # noqa: E402
+from tvmflow.process import Child  # noqa: E402
 
 SECONDS_EACH = 60  # of CPU time; several times as long on the clock ends a file that waits for something
 MEMORY_GIB = 3.0
@@ -139,8 +140,10 @@ def _tried(tally: Tally, seed: int, indices: list[int], compile_share: float) ->
         elif isinstance(event, tuple):  # texts are the names of stages
             done[event[0]] = event[1]
 
+    import fuzz_onnx  # the importable twin of __main__, where another process finds the function
+
     try:
-        process.call("fuzz_onnx:try_files", files, what="a file", on_event=heard)
+        Child("a file", on_event=heard).call(fuzz_onnx.try_files, files)
     except TvmflowError as exc:
         done[last] = ("finding", f"{exc.message}\n{exc.details}")
     for index, (outcome, details) in done.items():

@@ -29,6 +29,7 @@ from typing import Any
 from tvmflow.database import Record, Store, pack, unpack
 from tvmflow.database.files import LineError
 from tvmflow.database.record import examine, parse, to_line
+from tvmflow.frozen import evolve
 
 TIMEOUT_S = 30
 MEMORY_BYTES = 4 << 30
@@ -140,7 +141,7 @@ class Worker:
 
 def serve(pipe: Connection) -> None:
     """The worker: for each line that comes, what became of it."""
-    from tvmflow.exchange.child import check
+    from tvmflow.exchange.records import check
 
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, MEMORY_BYTES))
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # TVM's warnings
@@ -174,8 +175,8 @@ def _with_its_key(record: Record) -> Record:
     from tvmflow.replay import load_workload
 
     text = load_workload(record)["main"].without_attr("global_symbol").script(show_meta=False)
-    parts = record.parts.model_copy(update={"workload": hashlib.sha256(text.encode()).hexdigest()})
-    return record.model_copy(update={"parts": parts})
+    parts = evolve(record.parts, workload=hashlib.sha256(text.encode()).hexdigest())
+    return evolve(record, parts=parts)
 
 
 def changed(record: Record, draw: random.Random) -> bytes:

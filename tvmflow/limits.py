@@ -18,6 +18,8 @@ from pathlib import Path
 
 import psutil
 
+from tvmflow.errors import BudgetError, TvmflowError
+
 GIB = 1 << 30
 SHARE = 0.9  # of the machine's memory, where no limit is stated
 MINUTES = 120.0
@@ -116,6 +118,46 @@ class Watchdog:
         self.hit = which
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._pid, signal.SIGKILL)
+
+
+def exceeded(what: str, which: str, allowed: Limits, output: str) -> BudgetError:
+    """What is raised of a child that a Watchdog ended; `which` is its `hit`."""
+    if which == "minutes":
+        minutes = allowed.seconds / 60
+        return BudgetError(
+            f"{what} took longer than {minutes:g} minutes, which is limits.minutes",
+            f"allow more: --set limits.minutes={2 * minutes:g}",
+            output,
+        )
+    gib = allowed.memory_bytes / GIB
+    return BudgetError(
+        f"{what} took more than {gib:.3g} GiB of memory, which is limits.memory_gib",
+        "make the shapes smaller, or allow more: --set limits.memory_gib=... (unset, it is nine tenths "
+        "of this machine's memory)",
+        output,
+    )
+
+
+def killed(
+    what: str, most_bytes: int, killed_before: int | None, error: type[TvmflowError], output: str
+) -> TvmflowError:
+    """SIGKILL is what the kernel sends when memory runs out; it counts how often it did."""
+    taken = f"it had taken {most_bytes / GIB:.2g} GiB"
+    count = out_of_memory_kills()
+    if killed_before is not None and count == killed_before:
+        crash = error(
+            f"{what} was killed by another process (signal 9); memory did not run out: {taken}",
+            "find out what ends processes on this machine, and do it again",
+            output,
+        )
+    else:
+        crash = error(
+            f"{what} was killed by the system, most likely because memory ran out: {taken}",
+            "give the machine more memory or make the model's shapes smaller",
+            output,
+        )
+    crash.crashed = True
+    return crash
 
 
 def _tree(pid: int) -> list[int]:

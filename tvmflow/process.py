@@ -1,7 +1,8 @@
 """Runs one function in a Python process of its own, because what it calls may crash.
 
 The compiler, a compiled library, ONNX Runtime and PyTorch are all native code that a bad model can bring down.
-`call` gives back the function's value, raises its TvmflowError, or says which signal or limit ended it.
+`Child.call` gives back the function's value, raises its TvmflowError, or says which signal or limit ended it. It is
+typed by the function: a type checker sees a wrong argument in it as it does in any other call.
 
 The child is a fresh interpreter, not a fork and not `multiprocessing`: native thread pools do not survive a fork,
 and `multiprocessing` would run the caller's main script a second time.
@@ -24,12 +25,13 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from types import FunctionType
+from typing import IO, Any, ParamSpec, TypeVar
 
 from tvmflow import limits
-from tvmflow.errors import BudgetError, CompileError, TvmflowError
+from tvmflow.errors import CompileError, TvmflowError
 
 PACKAGE_PARENT = str(Path(__file__).resolve().parent.parent)
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -45,37 +47,63 @@ class Usage:
     peak_rss_bytes: int
 
 
-Reply = tuple[Any, Usage]
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
-def call(
-    function: str,
-    *args: object,
-    what: str,
-    error: type[TvmflowError] = CompileError,
-    env: Mapping[str, str] | None = None,
-    on_event: Callable[[Any], None] | None = None,
-    torch: bool = False,
-    timed: bool = True,
-) -> Reply:
-    """Calls `function` ("package.module:name") with `args` in a process of its own.
+@dataclass(frozen=True)
+class Child:
+    """How a function is run in a process of its own; each call starts a new one.
 
-    `what` names the work in messages ("building the library"). `env` adds variables; variables by which TVM's
-    behaviour could be changed from outside are not passed on. `on_event` receives what the child passes to `emit`;
-    where it crashed, the message holds the last text. Without `torch` the child cannot import it: tvm would, where it
-    is installed, and take three times as long to start. Work that ends by itself at a time that the user has stated is
-    not `timed`: only the limit of memory holds for it.
-    Returns the value and what it cost. Raises the child's TvmflowError, BudgetError when it exceeded a limit, or
-    `error` when it crashed or raised anything else; its traceback and output are then in `details`.
+    The function is one of a module, whose place the child imports it from. A module that holds such functions imports
+    tvm, torch and the like inside them, because the parent imports it too.
     """
-    allowed = _limits if timed else dataclasses.replace(_limits, seconds=limits.UNLIMITED)
+
+    what: str
+    """The work, as messages name it: "building the library"."""
+    error: type[TvmflowError] = CompileError
+    """What is raised where the child crashed, or raised anything but a TvmflowError."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables to add. Those by which TVM's behaviour could be changed from outside are not passed on."""
+    torch: bool = False
+    """Whether the child can import torch: tvm would, where it is installed, and take three times as long to start."""
+    timed: bool = True
+    """Whether the limit of time holds: not for work that ends by itself at a time that the user has stated."""
+    on_event: Callable[[Any], None] | None = None
+    """Receives what the child passes to `emit`. Where it crashed, the message holds the last text."""
+
+    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The value of `function` called with these arguments.
+
+        Raises the child's TvmflowError, BudgetError where it exceeded a limit, or `error` with its traceback and output
+        in `details`.
+        """
+        return self.measure(function, *args, **kwargs)[0]
+
+    def measure(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> tuple[T, Usage]:
+        """Like `call`, with what the call cost."""
+        value, usage = _run(self, (_name_of(function), args, kwargs))
+        return value, usage
+
+
+def _name_of(function: Callable[..., object]) -> tuple[str, str]:
+    """The module and the name under which a child finds the function; raises TypeError where it could not."""
+    if isinstance(function, FunctionType) and function.__module__ != "__main__":
+        name = (function.__module__, function.__qualname__)
+        if getattr(sys.modules.get(name[0]), name[1], None) is function:
+            return name
+    raise TypeError(f"{function!r} is no function of an importable module, so that no other process can find it")
+
+
+def _run(settings: Child, request: object) -> tuple[Any, Usage]:
+    allowed = _limits if settings.timed else dataclasses.replace(_limits, seconds=limits.UNLIMITED)
     started, killed_before = time.monotonic(), limits.out_of_memory_kills()
     with tempfile.TemporaryFile() as log:
-        child, read_fd = _start(env or {}, torch, log)
+        child, read_fd = _start(settings, log)
         watchdog = limits.Watchdog(child.pid, allowed, _Others(child.pid))
         _running.add(child)
         try:
-            reply, doing = _exchange(child, read_fd, (allowed.memory_bytes, function, args), on_event)
+            reply, doing = _exchange(child, read_fd, (allowed.memory_bytes, request), settings.on_event)
             os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it keeps its number until nobody kills by that
         except BaseException:
             watchdog.stop()
@@ -88,24 +116,23 @@ def call(
         log.seek(max(0, log.seek(0, os.SEEK_END) - 64_000))
         output = log.read().decode(errors="replace")
     usage = Usage(time.monotonic() - started, peak_rss_bytes)
-    if reply is None and isinstance(doing, str):
-        what = f"{what} ({doing})"
+    what = f"{settings.what} ({doing})" if reply is None and isinstance(doing, str) else settings.what
     if reply is None and watchdog.hit:
-        raise _exceeded(what, watchdog.hit, allowed, output)
+        raise limits.exceeded(what, watchdog.hit, allowed, output)
     if reply is None and status == -signal.SIGKILL:
-        raise _killed(what, watchdog.most_bytes, killed_before, error, output)
-    return _value_of(reply, status, what, error, output), usage
+        raise limits.killed(what, watchdog.most_bytes, killed_before, settings.error, output)
+    return _value_of(reply, status, what, settings.error, output), usage
 
 
-def _start(env: Mapping[str, str], torch: bool, log: IO[bytes]) -> tuple[subprocess.Popen[bytes], int]:
+def _start(settings: Child, log: IO[bytes]) -> tuple[subprocess.Popen[bytes], int]:
     """A child that waits for its request, and the descriptor that its replies come from."""
     child_env = {k: v for k, v in os.environ.items() if not k.startswith(IGNORED_PREFIXES)}
     child_env["PYTHONPATH"] = os.pathsep.join([PACKAGE_PARENT, *filter(None, [os.environ.get("PYTHONPATH")])])
-    child_env.update(env)
+    child_env.update(settings.env)
     read_fd, write_fd = os.pipe()
     try:
         child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "tvmflow.process", str(write_fd), str(int(torch))],
+            [sys.executable, "-P", "-m", "tvmflow.process", str(write_fd), str(int(settings.torch))],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,
@@ -126,19 +153,19 @@ def limit(memory_gib: float | None, minutes: float) -> None:
 
 
 def memory_limit_bytes() -> float:
-    """Inside a function run by `call`: the most memory that it may take; infinite in the parent."""
+    """Inside a function run by a Child: the most memory that it may take; infinite in the parent."""
     return _memory_limit_bytes
 
 
 def kill_all() -> None:
-    """Ends what other threads are running by `call`, which then raises there."""
+    """Ends every child that other threads wait for; their calls then raise."""
     for child in list(_running):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
 
 
 def emit(event: object) -> None:
-    """Tells the parent, from inside a function run by `call`, what is being done; without a parent, nothing."""
+    """Tells the parent, from inside a function run by a Child, what is being done; without a parent, nothing."""
     if _reply_to is not None:
         _send(_reply_to, ("event", event))
 
@@ -191,45 +218,6 @@ def _value_of(reply: tuple[str, Any] | None, status: int, what: str, error: type
     raise crash
 
 
-def _exceeded(what: str, which: str, allowed: limits.Limits, output: str) -> BudgetError:
-    if which == "minutes":
-        minutes = allowed.seconds / 60
-        return BudgetError(
-            f"{what} took longer than {minutes:g} minutes, which is limits.minutes",
-            f"allow more: --set limits.minutes={2 * minutes:g}",
-            output,
-        )
-    gib = allowed.memory_bytes / limits.GIB
-    return BudgetError(
-        f"{what} took more than {gib:.3g} GiB of memory, which is limits.memory_gib",
-        "make the shapes smaller, or allow more: --set limits.memory_gib=... (unset, it is nine tenths "
-        "of this machine's memory)",
-        output,
-    )
-
-
-def _killed(
-    what: str, most_bytes: int, killed_before: int | None, error: type[TvmflowError], output: str
-) -> TvmflowError:
-    """SIGKILL is what the kernel sends when memory runs out; it counts how often it did."""
-    taken = f"it had taken {most_bytes / limits.GIB:.2g} GiB"
-    count = limits.out_of_memory_kills()
-    if killed_before is not None and count == killed_before:
-        crash = error(
-            f"{what} was killed by another process (signal 9); memory did not run out: {taken}",
-            "find out what ends processes on this machine, and do it again",
-            output,
-        )
-    else:
-        crash = error(
-            f"{what} was killed by the system, most likely because memory ran out: {taken}",
-            "give the machine more memory or make the model's shapes smaller",
-            output,
-        )
-    crash.crashed = True
-    return crash
-
-
 class _Others:
     """The process ids of the children that run beside one."""
 
@@ -270,9 +258,8 @@ def _summary(exc: BaseException) -> str:
 def _run_request() -> tuple[str, Any]:
     try:
         global _memory_limit_bytes
-        _memory_limit_bytes, name, args = pickle.load(sys.stdin.buffer)  # noqa: S301 # from the parent
-        module, _, attribute = name.partition(":")
-        return "value", getattr(importlib.import_module(module), attribute)(*args)
+        _memory_limit_bytes, ((module, name), args, kwargs) = pickle.load(sys.stdin.buffer)  # noqa: S301 # the parent's
+        return "value", getattr(importlib.import_module(module), name)(*args, **kwargs)
     except TvmflowError as exc:
         exc.details = exc.details or traceback.format_exc()
         return "error", exc

@@ -13,6 +13,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from tvmflow.frozen import evolve
+
 FOLDER = Path(__file__).resolve().parent
 SIZE = 4096
 # Links code that flushes denormals as soon as a library is loaded, as -ffast-math does with older compilers.
@@ -247,4 +249,4 @@ def partitioned(model_file: Path, folder: Path) -> None:
         kernels = library.contents(scheduled, lowered).kernels
     manifest = artifact.read_manifest(folder)
     files = manifest.files | {"library.so": artifact.file_entry(folder / "library.so")}
-    artifact.write_manifest(folder, manifest.model_copy(update={"files": files, "kernels": kernels}))
+    artifact.write_manifest(folder, evolve(manifest, files=files, kernels=kernels))

@@ -16,12 +16,13 @@ from pathlib import Path
 from elementwise_cuda_on_cpu import outputs
 from expression_models import batch
 from test_arithmetic import HOMES, cfg_of, values
+from test_comparisons import drawn_records
 
 import tvmflow
-from tvmflow import process
 from tvmflow.database import Store
 from tvmflow.errors import TvmflowError
 from tvmflow.flow import compile_model
+from tvmflow.process import Child
 
 COUNT = 60
 
@@ -40,7 +41,7 @@ def narrow(seed: int, folder: Path) -> Iterator[str]:
 def drawn(seed: int, folder: Path) -> Iterator[str]:
     made = batch(seed, HOMES, COUNT // 3)
     cfg = cfg_of(made, folder, tuning={"database": str(folder / "db")})
-    records, _ = process.call("test_comparisons:drawn_records", cfg, seed, what="drawing schedules")
+    records = Child("drawing schedules").call(drawn_records, cfg, seed)
     Store(folder / "db").add(records)
     compile_model(cfg, folder / "artifact")
     return made.wrong(tvmflow.load(folder / "artifact").run(made.feeds))

@@ -14,10 +14,11 @@ import tvm
 from elementwise_cuda_on_cpu import outputs
 from expression_models import Batch, batch
 from expressions import FLOATS, Expression, agree, allowed, of
+from test_comparisons import drawn_records
 from tvm import relax
 
 import tvmflow
-from tvmflow import config, frontend, process
+from tvmflow import config, frontend
 from tvmflow.config import Config
 from tvmflow.database import Store
 from tvmflow.flow import compile_model
@@ -25,6 +26,7 @@ from tvmflow.pipeline import plan
 from tvmflow.pipeline.context import context_of
 from tvmflow.pipeline.partial import EXACT
 from tvmflow.pipeline.prepare import prepare, setting
+from tvmflow.process import Child
 
 HOMES = ("float32", "float64", "float16", "bfloat16", "int32", "int64", "uint8")
 ROUNDER = 12582912.0  # 1.5 * 2^23: what is added to it is rounded to an integer
@@ -118,7 +120,7 @@ def test_schedules_of_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
     made = batch(2, HOMES, 12, [NAMED[name] for name in ("two-sum", "x < x + 1", "through bfloat16")])
     cfg = cfg_of(made, tmp_path, tuning={"database": str(tmp_path / "db")})
-    records, _ = process.call("test_comparisons:drawn_records", cfg, 0, what="drawing schedules")
+    records = Child("drawing schedules").call(drawn_records, cfg, 0)
     Store(tmp_path / "db").add(records)
     manifest = compile_model(cfg, tmp_path / "artifact")
     assert {kernel.origin for kernel in manifest.kernels} == {"tuned"}

@@ -15,7 +15,10 @@ from tvmflow import artifact, audit, flow, process
 from tvmflow.audit import library, listing, machine
 from tvmflow.config import external
 from tvmflow.errors import ArtifactError, AuditError, NumericsError, SetupError
+from tvmflow.frozen import evolve
+from tvmflow.process import Child
 from tvmflow.report import audit as report_audit
+from tvmflow.verification import child
 
 PATHS = {"PYTHONPATH": f"{process.PACKAGE_PARENT}:{Path(__file__).parent}"}
 KEPT = {"graph": {"layout": "keep"}}
@@ -45,8 +48,9 @@ def messages(folder: Path) -> dict[str, str]:
         "transposed": (transposed, folder / "transposed", "", KEPT),
         "nhwc": (transposed, folder / "nhwc", "", {"graph": {"layout": "nhwc"}}),
     }
-    said, _ = process.call("audit_builds:build_all", list(jobs.values()), what="building", env=PATHS)
-    process.call("audit_builds:partitioned", plain, folder / "partitioned", what="building", env=PATHS)
+    builder = Child("building", env=PATHS)
+    said = builder.call(audit_builds.build_all, list(jobs.values()))
+    builder.call(audit_builds.partitioned, plain, folder / "partitioned")
     return dict(zip(jobs, said, strict=True))
 
 
@@ -84,9 +88,9 @@ def test_a_partitioned_subgraph_is_found(messages: dict[str, str], folder: Path)
 def test_the_config_allows_by_pattern_with_a_reason(messages: dict[str, str], folder: Path) -> None:
     manifest = artifact.read_manifest(folder / "partitioned")
     allow = {"audit": {"allow": {"fused_*_elsewhere": "our own code generator"}}}
-    with_reason = manifest.model_copy(update={"config": {**manifest.config, **allow}})
+    with_reason = evolve(manifest, config={**manifest.config, **allow})
     libraries = [(folder / "partitioned", with_reason)]
-    (found,), _ = process.call("tvmflow.verification.child:audit_libraries", libraries, None, what="audit")
+    (found,) = Child("audit").call(child.audit_libraries, libraries, None)
     assert found.findings == ()
     assert "our own code generator" in report_audit.markdown(found)
 

@@ -21,6 +21,7 @@ from tvmflow.codegen import cuda, ptx
 from tvmflow.config import NumericsSection
 from tvmflow.errors import SetupError
 from tvmflow.manifest import Evidence, Launch, Manifest, TargetInfo
+from tvmflow.process import Child
 
 pytestmark = cuda_compiler.needed
 ON_GPU = {"target": {"kind": "cuda", "arch": "sm_80"}}
@@ -104,10 +105,10 @@ def messages(folder: Path) -> dict[str, str]:
     }
     paths = {"PYTHONPATH": f"{process.PACKAGE_PARENT}:{Path(__file__).parent}"}
     env = paths | cuda.loader_env(folder)
-    said, _ = process.call("audit_builds:build_all", list(jobs.values()), what="building", env=env)
+    said = Child("building", env=env).call(audit_builds.build_all, list(jobs.values()))
     steered = env | {"TVM_CUDA_NVCC_NO_FAST_MATH": "1", "TVM_CUDA_PTXAS_EXTRA_OPTS": "-O1"}
     job = (functions, folder / "steered", "TVM's CUDA step", ON_GPU)
-    quiet, _ = process.call("audit_builds:build", *job, what="building", env=steered)
+    quiet = Child("building", env=steered).call(audit_builds.build, *job)
     return dict(zip(jobs, said, strict=True)) | {"steered": quiet}
 
 

@@ -15,7 +15,9 @@ from tvmflow import artifact, audit, config, flow, process
 from tvmflow.audit import listing, machine, symbols
 from tvmflow.config import external
 from tvmflow.errors import SetupError
+from tvmflow.frozen import evolve
 from tvmflow.manifest import Finding, Manifest
+from tvmflow.process import Child
 
 pytestmark = pytest.mark.skipif(platform.machine() != "x86_64", reason="plants instructions of x86")
 PATHS = {"PYTHONPATH": f"{process.PACKAGE_PARENT}:{Path(__file__).parent}"}
@@ -38,7 +40,7 @@ def messages(folder: Path) -> dict[str, str]:
         "calls": (single, folder / "calls", "", audit_builds.user_kernel("calls_out", "exp")),
         "linked": (single, folder / "linked", "linked elsewhere", ALLOWING, True),
     }
-    said, _ = process.call("audit_builds:build_all", list(jobs.values()), what="building", env=PATHS)
+    said = Child("building", env=PATHS).call(audit_builds.build_all, list(jobs.values()))
     return dict(zip(jobs, said, strict=True))
 
 
@@ -52,7 +54,7 @@ def changed(folder: Path, to: Path, **fields: object) -> Path:
     to.mkdir()
     for file in folder.iterdir():
         (to / file.name).write_bytes(file.read_bytes())
-    artifact.write_manifest(to, artifact.read_manifest(folder).model_copy(update=fields))
+    artifact.write_manifest(to, evolve(artifact.read_manifest(folder), **fields))
     return to
 
 
@@ -146,9 +148,7 @@ def test_the_same_config_changes_nothing(messages: dict[str, str], folder: Path,
 def test_kernels_that_only_the_manifest_has_are_found(messages: dict[str, str], folder: Path, tmp_path: Path) -> None:
     manifest: Manifest = artifact.read_manifest(folder / "clean")
     (kernel,) = manifest.kernels
-    renamed = changed(
-        folder / "clean", tmp_path / "renamed", kernels=(kernel.model_copy(update={"name": "elsewhere"}),)
-    )
+    renamed = changed(folder / "clean", tmp_path / "renamed", kernels=(evolve(kernel, name="elsewhere"),))
     found = {(fault.place, fault.what) for fault in flow.audit_artifact(renamed, False, None)[""].faults}
     assert ("elsewhere", "the manifest names this kernel, and the library has none of that name") in found
     assert (kernel.name, "a function that the manifest does not name") in found

@@ -17,10 +17,12 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from planted_faults import plant
 
-from tvmflow import config, flow, frontend, process, tasks
+from tvmflow import config, flow, frontend, tasks
 from tvmflow.config import Config
 from tvmflow.database import Provenance, Record, Store, pack
 from tvmflow.diagnosis.findings import Bisection
+from tvmflow.frozen import evolve
+from tvmflow.process import Child
 
 PROVENANCE = Provenance(
     versions={"apache-tvm": "0.27.0.post1"},
@@ -118,10 +120,10 @@ def planted_records(cfg: Config, kind: str) -> list[Record]:
 
 
 def database(folder: Path, cfg: Config, kind: str) -> Path:
-    records, _ = process.call("test_bisect:planted_records", cfg, kind, what="planting records")
+    records = Child("planting records").call(planted_records, cfg, kind)
     if kind == "swapped":
         traces = [record.trace for record in records]
-        records = [r.model_copy(update={"trace": t}) for r, t in zip(records, traces[1:] + traces[:1], strict=True)]
+        records = [evolve(r, trace=t) for r, t in zip(records, traces[1:] + traces[:1], strict=True)]
     Store(folder).add(records)
     return folder
 
@@ -197,7 +199,7 @@ def test_a_default_schedule_that_is_off_by_a_hundredth(
         module.scheduled = scheduled
     """,
     )
-    unverified = of(model).model_copy(update={"verify": config.VerifySection(enabled=False, seeds=(0,))})
+    unverified = evolve(of(model), verify=config.VerifySection(enabled=False, seeds=(0,)))
     flow.compile_model(unverified, tmp_path / "wrong.tvmflow")
     found = flow.bisect_artifact(tmp_path / "wrong.tvmflow", None, [], tmp_path / "found", lambda event: None)
     assert found.culprit is not None

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tvmflow import bucket_search, config, process
+from tvmflow import bucket_search, config
 from tvmflow.bucket_search import call_costs
 from tvmflow.config import Config
 from tvmflow.errors import ConfigError, InputError, UnsupportedError, UsageError
+from tvmflow.process import Child
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / ".cache" / "models" / "onnx"
@@ -45,8 +46,7 @@ def proposed(cfg: Config, request: bucket_search.Request) -> bucket_search.Found
 def test_operations_are_those_of_the_model() -> None:
     """A transformer's layer takes 24 s d^2 + 4 s^2 d operations; and all weights but the embeddings are read."""
     sizes = [{"batch": 1, "sequence": 16}, {"batch": 2, "sequence": 256}]
-    estimated = "tvmflow.bucket_search.call_costs:estimated"
-    works, _ = process.call(estimated, minilm("batch", "sequence"), sizes, what="estimating")
+    works = Child("estimating").call(call_costs.estimated, minilm("batch", "sequence"), sizes)
     layers, width = 6, 384
     weights = 4 * layers * 12 * width**2
     for work, one in zip(works, sizes, strict=True):

@@ -20,12 +20,13 @@ from tvm.s_tir import Schedule
 from tvm.s_tir import meta_schedule as ms
 
 import tvmflow
-from tvmflow import config, frontend, process, tasks
+from tvmflow import config, frontend, tasks
 from tvmflow.config import Config
 from tvmflow.database import Provenance, Record, Store, pack
 from tvmflow.flow import compile_model
 from tvmflow.kernels.rewrites import compare_exactly
 from tvmflow.kernels.schedules.axes import blocks_of
+from tvmflow.process import Child
 
 PROVENANCE = Provenance(
     versions={"apache-tvm": "0.27.0.post1"},
@@ -208,7 +209,7 @@ def test_schedules_of_the_search_know_nan(
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent), prepend=":")
     cfg = of(model, database=str(tmp_path / "db"))
-    records, _ = process.call("test_comparisons:drawn_records", cfg, seed, what="drawing schedules")
+    records = Child("drawing schedules").call(drawn_records, cfg, seed)
     Store(tmp_path / "db").add(records)
     manifest = compile_model(cfg, tmp_path / "a")
     assert {kernel.origin for kernel in manifest.kernels} == {"tuned"}

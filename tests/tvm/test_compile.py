@@ -19,6 +19,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import tvmflow
 from tvmflow.errors import InputError
+from tvmflow.frozen import evolve
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / ".cache" / "models" / "onnx"
@@ -93,6 +94,14 @@ def test_run_gives_the_values(small: Path, n: int) -> None:
     with np.load(small / "y.npz") as outputs:
         want = x @ (np.arange(32, dtype="f4").reshape(4, 8) / 32) + 1
         np.testing.assert_allclose(outputs["y"], want, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("n", [0, 3])
+def test_inputs_are_drawn_for_any_size(small: Path, tmp_path: Path, n: int) -> None:
+    done = run("run", small / "small.tvmflow", "--seed", "0", "--dim", f"n={n}", "--outputs", "y.npz", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    with np.load(tmp_path / "y.npz") as outputs:
+        assert outputs["y"].shape == (n, 8)
 
 
 def test_python_interface(small: Path) -> None:
@@ -257,7 +266,7 @@ def test_a_wrong_value_is_found_and_named(small: Path, tmp_path: Path) -> None:
     data[0] += 0.5
     data.tofile(weights)
     files = {**manifest.files, artifact.CONSTANTS: artifact.file_entry(weights)}
-    artifact.write_manifest(broken, manifest.model_copy(update={"files": files}))
+    artifact.write_manifest(broken, evolve(manifest, files=files))
     done = run("verify", broken, cwd=tmp_path)
     assert done.returncode == 10
     assert "output `y`" in done.stderr

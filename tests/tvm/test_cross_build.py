@@ -21,6 +21,7 @@ from onnx import TensorProto, helper, numpy_helper
 import tvmflow
 from tvmflow import artifact
 from tvmflow.errors import ArtifactError, SetupError
+from tvmflow.frozen import evolve
 
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "scripts" / "run_aarch64.py"
@@ -154,8 +155,8 @@ def test_the_script_refuses_another_machines_artifact(library: Path, tmp_path: P
     other = tmp_path / "other.tvmflow"
     shutil.copytree(library, other)
     manifest = artifact.read_manifest(other)
-    target = manifest.target.model_copy(update={"machine": "x86_64"})
-    artifact.write_manifest(other, manifest.model_copy(update={"target": target}))
+    target = evolve(manifest.target, machine="x86_64")
+    artifact.write_manifest(other, evolve(manifest, target=target))
     done = run(SCRIPT, other, "--inputs", "x", "--outputs", "y", "--cache", "c", cwd=tmp_path)
     assert (done.returncode, [p.name for p in tmp_path.iterdir()]) == (ArtifactError.exit_code, ["other.tvmflow"])
     assert "built for llvm on x86_64, not for an aarch64 CPU" in done.stderr

@@ -19,13 +19,14 @@ from tvmflow.codegen import cubin, cuda
 from tvmflow.codegen.numerics import pass_config
 from tvmflow.config import NumericsSection
 from tvmflow.errors import CompileError, SetupError, TargetError
+from tvmflow.process import Child
 
 # exp(a) / (sqrt(a) + tanh(a)), written by hand as CUDA's documentation would have it.
 REFERENCE = """extern "C" __global__ void reference(float* y, const float* a) {
   float x = a[threadIdx.x];
   y[threadIdx.x] = expf(x) / (sqrtf(x) + tanhf(x));
 }"""
-# Variables that the child gets although `process.call` would not have passed them on.
+# Variables that the child gets although a Child would not have passed them on.
 STEERING = {
     "TVM_CUDA_NVCC_NO_FAST_MATH": "1",
     "TVM_CUDA_PTXAS_REG_LEVEL": "0",
@@ -150,7 +151,7 @@ def build_from_infinity(folder: str) -> None:
 def built(tmp_path_factory: pytest.TempPathFactory, env: dict[str, str]) -> dict[tuple[str, bool], Built]:
     folder = tmp_path_factory.mktemp("built")
     variants = tuple((arch, fast) for arch in ("sm_80", "sm_90") for fast in (False, True))
-    process.call("test_cuda_build:build", str(folder), variants, what="building", env=env)
+    Child("building", env=env).call(build, str(folder), variants)
     return {(arch, fast): read(folder, arch, fast) for arch, fast in variants}
 
 
@@ -228,7 +229,7 @@ def test_machine_instructions_agree(built: dict[tuple[str, bool], Built], arch: 
 
 
 def test_maxima_and_minima_keep_nan(env: dict[str, str], tmp_path: Path) -> None:
-    process.call("test_cuda_build:build_maxima", str(tmp_path), what="building", env=env)
+    Child("building", env=env).call(build_maxima, str(tmp_path))
     for dtype, size in (("float32", "f32"), ("float16", "f16")):
         (ptx,) = (path.read_text() for path in (tmp_path / dtype).glob("*.ptx"))
         assert f"max.NaN.{size}" in ptx
@@ -241,7 +242,7 @@ def test_two_processes_make_the_same_bytes_whatever_the_environment(
     built: dict[tuple[str, bool], Built], env: dict[str, str], tmp_path: Path
 ) -> None:
     variants = (("sm_80", False), ("sm_90", True))
-    process.call("test_cuda_build:build", str(tmp_path), variants, what="building", env={**env, **STEERING})
+    Child("building", env={**env, **STEERING}).call(build, str(tmp_path), variants)
     for arch, fast in variants:
         assert read(tmp_path, arch, fast).library.read_bytes() == built[arch, fast].library.read_bytes()
 
@@ -250,33 +251,27 @@ def test_variables_of_tvm_that_would_store_source_are_not_passed_on(
     env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TVM_COMPILE_FORCE_FALLBACK", "1")
-    process.call("test_cuda_build:build", str(tmp_path), (("sm_80", False),), what="building", env=env)
+    Child("building", env=env).call(build, str(tmp_path), (("sm_80", False),))
     cubin.assert_machine_code(read(tmp_path, "sm_80", False).library, "sm_80")
 
 
 def test_source_in_a_library_is_found(env: dict[str, str], tmp_path: Path) -> None:
     forced = {**env, "TVM_COMPILE_FORCE_FALLBACK": "1"}
-    process.call("test_cuda_build:build", str(tmp_path), (("sm_80", False),), what="building", env=forced)
+    Child("building", env=forced).call(build, str(tmp_path), (("sm_80", False),))
     with pytest.raises(CompileError, match="holds CUDA source"):
         cubin.assert_machine_code(tmp_path / "sm_80-precise" / "library.so", "sm_80")
 
 
 def test_unknown_arch(env: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="does not know sm_50") as caught:
-        process.call("test_cuda_build:build", str(tmp_path), (("sm_50", False),), what="building", env=env)
+        Child("building", env=env).call(build, str(tmp_path), (("sm_50", False),))
     assert "sm_80" in caught.value.hint
 
 
 def test_code_that_does_not_compile(env: dict[str, str], tmp_path: Path) -> None:
+    source = "__global__ void k() { nothing(); }"
     with pytest.raises(CompileError, match=r'error: identifier "nothing" is undefined') as caught:
-        process.call(
-            "test_cuda_build:build",
-            str(tmp_path),
-            (("sm_80", False),),
-            "__global__ void k() { nothing(); }",
-            what="building",
-            env=env,
-        )
+        Child("building", env=env).call(build, str(tmp_path), (("sm_80", False),), source)
     assert "1 error detected" in caught.value.details
 
 
@@ -285,7 +280,7 @@ def test_a_process_without_the_cuda_run_time_is_refused(env: dict[str, str], tmp
         pytest.skip("TVM's CUDA run time loads here as it is")
     bare = {"PYTHONPATH": env["PYTHONPATH"]}
     with pytest.raises(SetupError, match="run time is not loaded"):
-        process.call("test_cuda_build:build", str(tmp_path), (("sm_80", False),), what="building", env=bare)
+        Child("building", env=bare).call(build, str(tmp_path), (("sm_80", False),))
 
 
 def test_tvm_sees_no_gpu_through_the_stub(env: dict[str, str]) -> None:
@@ -297,7 +292,7 @@ def test_tvm_sees_no_gpu_through_the_stub(env: dict[str, str]) -> None:
 
 def test_maxima_of_nothing_but_minus_infinity_start_from_it(env: dict[str, str], tmp_path: Path) -> None:
     """The text of the code, for there is no GPU: the lowest and the largest finite number are nowhere in it."""
-    process.call("test_cuda_build:build_from_infinity", str(tmp_path), what="building", env=env)
+    Child("building", env=env).call(build_from_infinity, str(tmp_path))
     (source,) = [file.read_text() for file in tmp_path.glob("*.cu")]
     kernels = source.split('extern "C" __global__')[1:]
     kernels = [text for text in kernels if "max(" in text or "min(" in text]

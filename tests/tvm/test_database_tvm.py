@@ -27,8 +27,9 @@ from tvmflow.database.grammar import Where
 from tvmflow.database.metaschedule import TUNING_RECORDS, WORKLOADS, Stated, check_plain
 from tvmflow.database.record import to_line
 from tvmflow.errors import DatabaseError, TvmflowError, UsageError
-from tvmflow.exchange import child as database_children
 from tvmflow.exchange import conversion
+from tvmflow.exchange import records as exchange_records
+from tvmflow.frozen import evolve
 from tvmflow.replay import replay
 from tvmflow.tuning import space
 
@@ -86,7 +87,7 @@ def plain(trace: Any) -> Any:
 
 def record(rows: int, **changes: Any) -> Record:
     mod, workload = tasks.canonical(kernel(rows)["main"])
-    target = database_children._target(CPU, STATED, NumericsSection())
+    target = exchange_records._target(CPU, STATED, NumericsSection())
     made = Record(
         parts=tasks.key_parts(workload, target, NumericsSection()),
         name=f"matmul {rows}",
@@ -96,7 +97,7 @@ def record(rows: int, **changes: Any) -> Record:
         flop=2.0 * rows * 32 * 48,
         provenance=PROVENANCE,
     )
-    return made.model_copy(update=changes)
+    return evolve(made, **changes)
 
 
 def renamed_nodes(text: str, kind: str, **fields: Any) -> str:
@@ -151,8 +152,8 @@ def hostile(tmp_path: Path) -> Mapping[str, tuple[Record, str]]:
     ]
     found = {}
     for number, (change, what) in enumerate(cases):
-        parts = good.parts.model_copy(update={"preparation": 100 + number})
-        one = good.model_copy(update={"parts": parts, **change})
+        parts = evolve(good.parts, preparation=100 + number)
+        one = evolve(good, parts=parts, **change)
         found[one.key] = (one, what)
     return found
 
@@ -218,7 +219,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
     def changed(rows: int, preparation: int = tasks.PREPARATION, **changes: Any) -> Record:
         update = {"target": fewer, "preparation": preparation}
-        return record(rows, parts=record(rows).parts.model_copy(update=update), **changes)
+        return record(rows, parts=evolve(record(rows).parts, **update), **changes)
 
     bad = changed(24, trace=[[["GetSBlock", [], ["nowhere", "main"], ["b0"]]], []])
     store = Store(folder / "db")
@@ -265,7 +266,7 @@ def test_what_is_exported_is_imported_as_it_was(exported: Path, tmp_path: Path) 
 def test_an_export_is_of_one_target(tmp_path: Path) -> None:
     store = Store(tmp_path / "db")
     other = record(8).parts.target | {"threads": 4}
-    store.add([record(8), record(8, parts=record(8).parts.model_copy(update={"target": other}))])
+    store.add([record(8), record(8, parts=evolve(record(8).parts, target=other))])
     arguments = ["export", str(tmp_path / "out"), "--database", str(store.path)]
     assert isinstance(error := CliRunner().invoke(db, arguments).exception, UsageError)
     assert "records of 2 targets: llvm-x86-64-v3-2t-precise-" in str(error)
@@ -315,7 +316,7 @@ def append(path: Path, *lines: object) -> None:
 def test_records_of_metaschedule_are_taken(tmp_path: Path) -> None:
     metaschedule_files(tmp_path / "in")
     records = tmp_path / "in" / TUNING_RECORDS
-    first = json.loads(conversion.read_text().splitlines()[0])
+    first = json.loads(records.read_text().splitlines()[0])
     broken = [first[0], [[[["Nonsense", [], [], []]], []], [1e-4], first[1][2], first[1][3]]]
     evil = hostile_workload(tmp_path / "ran")
     append(tmp_path / "in" / WORKLOADS, "[1,", ["0", "AAAA"], evil)
@@ -387,7 +388,7 @@ def test_a_trace_of_real_rules_is_re_expressed() -> None:
     ours, _ = tasks.canonical(theirs["main"])
     schedule = searched(theirs)
     trace = plain(schedule.trace)
-    again = database_children.reexpressed(trace, (theirs, "main"), ours, WHERE)
+    again = exchange_records.reexpressed(trace, (theirs, "main"), ours, WHERE)
     assert any(step[0] == "EnterPostproc" for step in again[0])
     assert {step[2][0] for step in again[0] if step[0] == "GetSBlock"} == {"root", "b1", "b2"}
     got = replay(ours, again, WHERE)
@@ -409,15 +410,15 @@ def test_a_trace_of_real_rules_is_re_expressed() -> None:
 def test_targets_that_do_not_fit_are_refused(target: Mapping[str, object], stated: dict[str, Any], what: str) -> None:
     given = Stated(**{**STATED.__dict__, **stated})
     with pytest.raises((ValueError, TvmflowError)) as caught:
-        database_children._target(target, given, NumericsSection())
+        exchange_records._target(target, given, NumericsSection())
     assert what in str(caught.value)
 
 
 def test_targets_that_are_whole() -> None:
     given = Stated({"fast_math": False, "tf32": False}, "x86-64-v3", "x86_64-linux-gnu", 4, PROVENANCE)
-    open_ = database_children._target({"kind": "cuda", "arch": "sm_90"}, given, NumericsSection())
+    open_ = exchange_records._target({"kind": "cuda", "arch": "sm_90"}, given, NumericsSection())
     assert (open_.kind, open_.arch, open_.mcpu, open_.threads) == ("cuda", "sm_90", "x86-64-v3", 4)
-    less = database_children._target(CPU | {"mattr": ["-avx2"]}, STATED, NumericsSection())
+    less = exchange_records._target(CPU | {"mattr": ["-avx2"]}, STATED, NumericsSection())
     assert "avx2" in open_.features
     assert set(open_.features) - set(less.features) >= {"avx2"}
 

@@ -27,6 +27,7 @@ from tvmflow.database.grammar import Where
 from tvmflow.database.record import to_line
 from tvmflow.database.store import folder_name
 from tvmflow.exchange import conversion
+from tvmflow.frozen import evolve
 from tvmflow.pipeline.prepare import prepare, setting
 from tvmflow.replay import ReplayError, contents, layouts
 from tvmflow.tuning import search, space
@@ -158,7 +159,7 @@ def prepared(cfg: Config) -> Iterator[tuple[tvm.IRModule, tasks.Task]]:
 
 
 def record_of(task: tasks.Task, trace: list[Any], number: int = 0) -> Record:
-    parts = task.parts.model_copy(update={"preparation": task.parts.preparation + number})
+    parts = evolve(task.parts, preparation=task.parts.preparation + number)
     return Record(
         parts=parts,
         name="crafted",

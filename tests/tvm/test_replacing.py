@@ -22,6 +22,7 @@ from replacing import X, values
 import tvmflow
 from tvmflow import artifact
 from tvmflow.errors import ArtifactError
+from tvmflow.frozen import evolve
 from tvmflow.manifest import Constant, Signature, TensorSpec
 
 SCRIPT = Path(__file__).with_name("replacing.py")
@@ -64,7 +65,7 @@ def rewritten(folder: Path, change: Mapping[str, object] = MappingProxyType({}))
     """Makes the digests of an artifact anew, after a change of its files or, here, its manifest."""
     manifest = artifact.read(folder)
     files = {name: artifact.file_entry(folder / name) for name in manifest.files}
-    artifact.write_manifest(folder, manifest.model_copy(update={"files": files, **change}))
+    artifact.write_manifest(folder, evolve(manifest, files=files, **change))
 
 
 @pytest.fixture(scope="module")
@@ -174,12 +175,12 @@ def test_a_library_that_is_none(
         ({"constants": ()}, "its library failed"),
         ({"signature": Signature(inputs=(X_SPEC,), outputs=())}, "signature.outputs: the library gives others"),
         (
-            {"signature": Signature(inputs=(X_SPEC,), outputs=(X_SPEC.model_copy(update={"dtype": "bfloat16"}),))},
+            {"signature": Signature(inputs=(X_SPEC,), outputs=(evolve(X_SPEC, dtype="bfloat16"),))},
             "gives o",
         ),
-        ({"signature": Signature(inputs=(X_SPEC,), outputs=(X_SPEC.model_copy(update={"shape": (8, 4)}),))}, "gives o"),
+        ({"signature": Signature(inputs=(X_SPEC,), outputs=(evolve(X_SPEC, shape=(8, 4)),))}, "gives o"),
         (
-            {"signature": Signature(inputs=(X_SPEC, X_SPEC.model_copy(update={"name": "z"})), outputs=(X_SPEC,))},
+            {"signature": Signature(inputs=(X_SPEC, evolve(X_SPEC, name="z")), outputs=(X_SPEC,))},
             "failed",
         ),
     ],

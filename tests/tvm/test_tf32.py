@@ -40,6 +40,7 @@ from tvmflow.kernels.schedules.default_schedule import RULE_ATTR
 from tvmflow.kernels.tf32 import intrinsics, schedule_tf32
 from tvmflow.pipeline import plan, prepare
 from tvmflow.pipeline.context import Context
+from tvmflow.process import Child
 from tvmflow.replay import replay
 from tvmflow.tuning import search, space
 
@@ -295,9 +296,7 @@ def run_as_cuda(name: str, drawn: bool, folder: str, every: int) -> tuple[int, i
 def test_cuda_text_computes_the_product_without_races(
     name: str, drawn: bool, every: int, env: dict[str, str], tmp_path: Path
 ) -> None:
-    written, size = process.call(
-        "test_tf32:run_as_cuda", name, drawn, str(tmp_path), every, what="running", env=env, torch=True
-    )[0]
+    written, size = Child("running", env=env, torch=True).call(run_as_cuda, name, drawn, str(tmp_path), every)
     assert written == size if every == 1 else 0 < written < size
 
 
@@ -305,7 +304,7 @@ def test_cuda_text_computes_the_product_without_races(
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no C++ compiler is installed")
 def test_a_missing_barrier_is_seen(env: dict[str, str], tmp_path: Path) -> None:
     with pytest.raises(CompileError, match="returned non-zero exit status 66"):
-        process.call("test_tf32:run_without_barriers", str(tmp_path), what="running", env=env)
+        Child("running", env=env).call(run_without_barriers, str(tmp_path))
 
 
 def run_without_barriers(folder: str) -> None:
@@ -348,7 +347,7 @@ def env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def built(tmp_path_factory: pytest.TempPathFactory, env: dict[str, str]) -> Path:
     folder = tmp_path_factory.mktemp("built")
     variants = [("sm_80", True), ("sm_90", True), ("sm_80", False)]
-    process.call("test_tf32:build", str(folder), variants, what="building", env=env)
+    Child("building", env=env).call(build, str(folder), variants)
     return folder
 
 

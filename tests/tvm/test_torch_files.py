@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tvmflow import process
+from tvmflow.process import Child
 
 pytest.importorskip("torch", reason="PyTorch is not installed")
 RUNS_ONLY_IF_TRUSTED = {"pickled inputs", "pickled weight", "pickled constant", "older format", "size", "guard"}
@@ -35,9 +36,13 @@ Said = dict[str, tuple[str, bool]]
 
 def load_all(folder: Path, trusted: bool) -> Said:
     paths = {"PYTHONPATH": f"{process.PACKAGE_PARENT}:{Path(__file__).parent}"}
-    said: Said
-    said, _ = process.call("hostile_programs:load_all", folder, trusted, what="loading", env=paths, torch=True)
-    return said
+    return Child("loading", env=paths, torch=True).call(loaded_in_this_process, folder, trusted)
+
+
+def loaded_in_this_process(folder: Path, trusted: bool) -> Said:
+    import hostile_programs
+
+    return hostile_programs.load_all(folder, trusted)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tvmflow.errors import SetupError
-from tvmflow.process import call
+from tvmflow.process import Child
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="PyTorch is not installed")
 
@@ -24,9 +24,21 @@ HERE = Path(__file__).parent
 SOURCE = (HERE / "torch_runs.py").read_text(encoding="utf-8")
 
 
-def in_child(function: str, *args: object) -> Any:
-    env = {"PYTHONPATH": f"{HERE.parents[1]}:{HERE}"}
-    return call(f"torch_runs:{function}", *args, what=function, env=env, torch=True)[0]
+CHILD = Child("running PyTorch", env={"PYTHONPATH": f"{HERE.parents[1]}:{HERE}"}, torch=True)
+
+
+def all_of(kind: str, names: list[str], folder: str = "") -> dict[str, Any]:
+    """For a child."""
+    import torch_runs
+
+    return torch_runs.all_of(kind, names, folder)
+
+
+def save_program(path: str) -> None:
+    """For a child."""
+    import torch_runs
+
+    torch_runs.save_program(path)
 
 
 def names_of(table: str) -> list[str]:
@@ -38,17 +50,17 @@ def names_of(table: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def values() -> dict[str, Any]:
-    return in_child("all_of", "values", names_of("VALUES"))
+    return CHILD.call(all_of, "values", names_of("VALUES"))
 
 
 @pytest.fixture(scope="module")
 def dynamic() -> dict[str, Any]:
-    return in_child("all_of", "dynamic", names_of("DYNAMIC"))
+    return CHILD.call(all_of, "dynamic", names_of("DYNAMIC"))
 
 
 @pytest.fixture(scope="module")
 def refused() -> dict[str, str]:
-    return in_child("all_of", "refused", names_of("REFUSED"))
+    return CHILD.call(all_of, "refused", names_of("REFUSED"))
 
 
 def test_random_weights_are_the_same_in_every_process(tmp_path: Path) -> None:
@@ -181,11 +193,11 @@ def entries(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("entries")
     (folder / "user_model.py").write_text(MODULE)
     (folder / "user_broken.py").write_text("import torch\nx = 1 / 0\n")
-    in_child("save_program", str(folder / "saved.pt2"))
+    CHILD.call(save_program, str(folder / "saved.pt2"))
     program = (folder / "saved.pt2").read_bytes()
     for name, content in (("empty", b""), ("junk", b"junk"), ("half", program[: len(program) // 2])):
         (folder / f"{name}.pt2").write_bytes(content)
-    return in_child("all_of", "entry", [*BAD_ENTRIES, *GOOD_ENTRIES], str(folder))
+    return CHILD.call(all_of, "entry", [*BAD_ENTRIES, *GOOD_ENTRIES], str(folder))
 
 
 @pytest.mark.parametrize("name", GOOD_ENTRIES)

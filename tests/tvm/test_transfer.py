@@ -15,6 +15,7 @@ from tvmflow import target as targets
 from tvmflow import tasks
 from tvmflow.config import NumericsSection, TargetSection
 from tvmflow.database import Provenance, Record, pack
+from tvmflow.frozen import evolve
 from tvmflow.tuning import search, space
 from tvmflow.tuning.transfer import NEAREST, Experience, fitted
 
@@ -98,9 +99,9 @@ def test_what_cannot_be_read_or_carried_is_left_out() -> None:
     mod, _ = canonical(64, 64, 60)
     context = space.context(mod, TARGET, "task", seed=0)
     (good,) = records(64, 64, 64, 1)
-    damaged = good.model_copy(update={"workload_json": pack('{"not": "a module"}')})
-    foreign = good.model_copy(update={"trace": [["nonsense"], []]})
-    rigid = good.model_copy(update={"trace": [[], []]})  # no decision in it
+    damaged = evolve(good, workload_json=pack('{"not": "a module"}'))
+    foreign = evolve(good, trace=[["nonsense"], []])
+    rigid = evolve(good, trace=[[], []])  # no decision in it
     assert len(Experience([damaged, foreign, rigid]).starts(mod, context)) == 0
     assert len(Experience([damaged, foreign, rigid, good]).starts(mod, context)) <= 1
 

@@ -18,6 +18,7 @@ from tvmflow import process
 from tvmflow.codegen import cuda
 from tvmflow.database.grammar import Where
 from tvmflow.errors import TargetError
+from tvmflow.process import Child
 from tvmflow.replay import replay
 
 pytestmark = cuda_compiler.needed
@@ -96,7 +97,7 @@ def built_candidates(folder: str) -> list[str]:
 
 
 def test_candidates_become_machine_code(env: dict[str, str], tmp_path: Path) -> None:
-    found, _ = process.call("test_tuning_cuda:built_candidates", str(tmp_path), what="building candidates", env=env)
+    found = Child("building candidates", env=env).call(built_candidates, str(tmp_path))
     assert found == ["sm_90", "sm_90"]
 
 
@@ -130,9 +131,7 @@ def tuned_without_a_gpu(model: str, database: str) -> None:
 
 def test_compile_from_a_gpus_records(env: dict[str, str], tmp_path: Path) -> None:
     save_model(tmp_path)
-    process.call(
-        "test_tuning_cuda:tuned_without_a_gpu", str(tmp_path / "m.onnx"), str(tmp_path / "db"), what="tuning", env=env
-    )
+    Child("tuning", env=env).call(tuned_without_a_gpu, str(tmp_path / "m.onnx"), str(tmp_path / "db"))
     done = subprocess.run(
         [
             sys.executable,

@@ -12,6 +12,7 @@ import pytest
 
 from tvmflow import config
 from tvmflow.errors import ConfigError
+from tvmflow.frozen import evolve
 
 ROOT = Path(__file__).resolve().parents[2]
 ENTRY = '[model]\nentry = "m:f"\n'
@@ -214,7 +215,7 @@ def test_toml_round_trip(tmp_path: Path) -> None:
     path = tmp_path / "x.toml"
     path.write_text(config.to_toml(original))
     again = config.load(path)
-    assert again.model_copy(update={"model": original.model}) == original
+    assert evolve(again, model=original.model) == original
     assert again.model.inputs == original.model.inputs
 
 

@@ -14,6 +14,7 @@ from tvmflow import process
 from tvmflow.codegen import cubin, cuda
 from tvmflow.config import NumericsSection
 from tvmflow.errors import CompileError, SetupError, TargetError
+from tvmflow.process import Child
 
 PRECISE, FAST = NumericsSection(), NumericsSection(fast_math=True)
 SOURCE = """extern "C" __global__ void scale(float* a) { a[threadIdx.x] = expf(a[threadIdx.x]) / 3.0f; }
@@ -93,9 +94,7 @@ def test_environment_does_not_change_the_bytes(compiler: cuda.CudaCompiler, monk
 @needs_compiler
 def test_environment_of_a_fresh_process_does_not_change_the_bytes() -> None:
     here = {"PYTHONPATH": os.pathsep.join([process.PACKAGE_PARENT, str(Path(__file__).parent)])}
-    steered, _ = process.call(
-        "test_cuda_compile:sha256_in_this_process", "sm_90", what="compiling", env={**here, **STEERING}
-    )
+    steered = Child("compiling", env={**here, **STEERING}).call(sha256_in_this_process, "sm_90")
     assert steered == sha256_in_this_process("sm_90")
 
 

@@ -14,6 +14,7 @@ from database_records import parts_of, record_of, tvmflow_db
 from tvmflow.cli.db import db
 from tvmflow.database import Record, Store, unpack
 from tvmflow.errors import DatabaseError, UsageError
+from tvmflow.frozen import evolve
 
 A = [*(record_of(i, 1e-3) for i in range(4)), record_of(parts=parts_of(threads=4))]
 B = [record_of(0, 2e-3), record_of(1, 5e-4, tvm="0.26.0"), record_of(2, 1e-3, seed=1), record_of(3, 1e-3), record_of(9)]
@@ -72,7 +73,7 @@ def test_show(folder: Path) -> None:
 
 
 def test_what_a_record_says_is_not_markup(folder: Path) -> None:
-    Store(folder / "tuning_db").add([record := record_of(7).model_copy(update={"name": "[red]x[/] [/bold"})])
+    Store(folder / "tuning_db").add([record := evolve(record_of(7), name="[red]x[/] [/bold")])
     assert "[red]x[/] [/bold" in tvmflow_db("show")
     assert "[red]x[/] [/bold" in tvmflow_db("show", record.key)
 

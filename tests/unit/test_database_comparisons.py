@@ -15,6 +15,7 @@ from tvmflow.database.files import LineError
 from tvmflow.database.lookup import serving
 from tvmflow.database.merge import merge_files
 from tvmflow.errors import DatabaseError
+from tvmflow.frozen import evolve
 
 
 def comparison_of(
@@ -40,7 +41,7 @@ def comparison_of(
         name=f"conv2d 1x32x32x64 -> {filters}",
         direct="default",
         timings_s={method: (s * 1.2, s, s * 0.9) for method, s in medians.items() if s is not None},
-        provenance=record_of().provenance.model_copy(update={"date": f"2025-02-{day:02}T12:00:00Z"}),
+        provenance=evolve(record_of().provenance, date=f"2025-02-{day:02}T12:00:00Z"),
     )
 
 

@@ -16,6 +16,7 @@ from tvmflow.database.grammar import GrammarError, Where, check_trace, check_wor
 from tvmflow.database.merge import merge
 from tvmflow.database.record import RECORDS, examine, to_line
 from tvmflow.errors import DatabaseError
+from tvmflow.frozen import evolve
 
 CPU, GPU, TF32 = Where("llvm", "x86_64", False), Where("cuda", "x86_64", False), Where("cuda", "x86_64", True)
 BLOCK = ["GetSBlock", [], ["b1", "main"], ["b0"]]
@@ -198,7 +199,7 @@ def test_workloads_outside_the_grammar() -> None:
 
 def hostile(workload: int) -> Record:
     """A record whose trace is fine, and its workload is not."""
-    return record_of(workload, 1e-9).model_copy(update={"workload_json": pack('{"nodes": []}')})
+    return evolve(record_of(workload, 1e-9), workload_json=pack('{"nodes": []}'))
 
 
 def test_committed_records_are_of_the_grammar() -> None:
@@ -228,7 +229,7 @@ def test_foreign_records_are_named_and_the_others_merged(tmp_path: Path) -> None
     source.add([record_of(0), hostile(1)])
     (path,) = source.path.glob("*/records.jsonl")
     trace = [[BLOCK, LOOPS, ["Annotate", ["l1", '"x"'], ["pragma_import_llvm"], []]], []]
-    path.write_text(path.read_text() + to_line(record_of(2).model_copy(update={"trace": trace})) + "\n")
+    path.write_text(path.read_text() + to_line(evolve(record_of(2), trace=trace)) + "\n")
     with pytest.raises(DatabaseError, match="cost records: 2"):
         tvmflow_db("merge", "--no-replay", tmp_path / "into", source.path)
     assert Store(tmp_path / "into").read().records == (record_of(0),)
@@ -240,7 +241,7 @@ def test_foreign_records_are_named_and_the_others_merged(tmp_path: Path) -> None
 
 
 def test_a_record_outside_the_grammar_is_not_written(tmp_path: Path) -> None:
-    wrong = record_of(0).model_copy(update={"trace": [[["Nonsense", [], [], []]], []]})
+    wrong = evolve(record_of(0), trace=[[["Nonsense", [], [], []]], []])
     with pytest.raises(DatabaseError, match="instruction 0 \\(Nonsense\\)"):
         Store(tmp_path).add([wrong])
     with pytest.raises(LineError, match="0 nodes"):

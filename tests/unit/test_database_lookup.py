@@ -8,6 +8,7 @@ import pytest
 from database_records import NATIVE, V2, V3, V4, parts_of, record_of
 
 from tvmflow.database import Match, Miss, Record, Store
+from tvmflow.frozen import evolve
 
 
 def lookup(tuned: list[Record], build: Record, cpu: tuple[str, ...], tmp_path: Path) -> Match | Miss:
@@ -65,7 +66,7 @@ def test_the_highest_level_serves(tmp_path: Path) -> None:
         parts_of(threads=4),
         parts_of(fast_math=True),
         parts_of(workload=9),
-        parts_of().model_copy(update={"preparation": 2}),
+        evolve(parts_of(), preparation=2),
     ],
 )
 def test_other_parts_never_match(other: object, tmp_path: Path) -> None:

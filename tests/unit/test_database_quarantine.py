@@ -18,6 +18,7 @@ from tvmflow.database import Store, fingerprint
 from tvmflow.database.merge import merge
 from tvmflow.database.quarantine import LIMIT, QUARANTINE, Accusation, charged, limited
 from tvmflow.errors import DatabaseError
+from tvmflow.frozen import evolve
 
 PARTS = parts_of(0)
 ONE, TWO = (fingerprint(["trace", i]) for i in range(2))
@@ -110,8 +111,8 @@ def test_what_is_no_accusation_is_skipped(store: Store, field: dict[str, object]
 def test_a_file_stays_bounded(store: Store) -> None:
     longest = Accusation(workload=PARTS.workload, trace_sha256=ONE, error="e" * 200, count=10**9)
     assert LIMIT * (len(QUARANTINE.to_line(longest)) + 1) < QUARANTINE.max_bytes
-    some = [longest.model_copy(update={"trace_sha256": fingerprint(i), "count": 5}) for i in range(LIMIT)]
-    new = longest.model_copy(update={"count": 1})
+    some = [evolve(longest, trace_sha256=fingerprint(i), count=5) for i in range(LIMIT)]
+    new = evolve(longest, count=1)
     assert len(charged(some, new)) == LIMIT
     assert charged(some, new)[-1] == new, "else it could never be accused twice"
     assert limited([*some, new]) == tuple(sorted(some, key=lambda one: one.key))

@@ -16,6 +16,7 @@ from tvmflow.database import store as stores
 from tvmflow.database.files import MAX_LINE_BYTES
 from tvmflow.database.record import FORMAT_VERSION, RECORDS, pack, to_line, unpack
 from tvmflow.errors import DatabaseError
+from tvmflow.frozen import evolve
 
 KEYS = [record.key for record in map(record_of, range(3))]
 
@@ -240,14 +241,14 @@ def test_a_file_does_not_outgrow_what_is_read(store: Store, monkeypatch: pytest.
 @pytest.mark.parametrize("trace", [float("nan"), float("inf"), "\ud800", {1, 2}, "x" * (5 << 20), object()])
 def test_a_record_that_could_not_be_read_back_is_not_written(store: Store, trace: object) -> None:
     before = file_of(store).read_bytes()
-    broken = record_of(8).model_copy(update={"trace": trace})
+    broken = evolve(record_of(8), trace=trace)
     with pytest.raises(DatabaseError, match="cannot be kept"):
         store.add([record_of(9), broken])
     assert file_of(store).read_bytes() == before
 
 
 def test_unicode_names_survive(store: Store) -> None:
-    record = record_of(5).model_copy(update={"name": "畳み込み é 🙂"})
+    record = evolve(record_of(5), name="畳み込み é 🙂")
     store.add([record])
     assert store.read().by_key[record.key] == record
     assert file_of(store).read_bytes().isascii()

@@ -22,6 +22,7 @@ from tvmflow import artifact
 from tvmflow.artifact import CONSTANTS, LIBRARY, LOG, MANIFEST
 from tvmflow.artifact.parsing import digest
 from tvmflow.errors import ArtifactError
+from tvmflow.frozen import evolve
 from tvmflow.manifest import Constant
 
 Body = dict[str, Any]
@@ -38,7 +39,7 @@ def made(tmp_path: Path) -> Path:
     (folder / CONSTANTS).write_bytes(np.arange(18, dtype="f4").tobytes())
     files = {name: artifact.file_entry(folder / name) for name in (LIBRARY, CONSTANTS)}
     constants = (Constant(offset=0, dtype="float32", shape=(2, 2)), Constant(offset=64, dtype="float32", shape=(2,)))
-    artifact.write_manifest(folder, manifest.model_copy(update={"files": files, "constants": constants}))
+    artifact.write_manifest(folder, evolve(manifest, files=files, constants=constants))
     return folder
 
 

@@ -7,60 +7,55 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import process_children as children
 import psutil
 import pytest
 
 from tvmflow import process
 from tvmflow.errors import BudgetError, CompileError, ModelError, VerifyError
+from tvmflow.process import Child
 
-HERE = "test_process_children"
+HERE = Path(__file__).parent
 
 
 @pytest.fixture(autouse=True)
-def _importable(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("children")
-    (folder / f"{HERE}.py").write_text(
-        "import os, sys\n"
-        "from tvmflow.errors import ModelError\n"
-        "from tvmflow.process import emit\n"
-        "def add(a, b):\n    emit('adding')\n    return a + b\n"
-        "def fail():\n    raise ModelError('bad file', 'mend it')\n"
-        "def bug():\n    print('on the way')\n    raise ValueError('first\\nsecond')\n"
-        "def die(number):\n    print('last words', flush=True)\n    os.kill(os.getpid(), number)\n"
-        "def linger(folder):\n    import pathlib, time\n"
-        "    part = pathlib.Path(folder, 'part')\n    part.write_text(str(os.getpid()))\n"
-        "    part.rename(pathlib.Path(folder, 'pid'))\n    time.sleep(600)\n"
-        "def leave():\n    os._exit(3)\n"
-        "def variable(name):\n    return os.environ.get(name)\n"
-        "def has(name):\n    import importlib.util\n    return importlib.util.find_spec(name) is not None\n"
-        "def hoard(size):\n    import time\n    emit('hoarding')\n    block = b'1' * size\n    time.sleep(600)\n"
-        "def allowed():\n    from tvmflow import process\n    return process.memory_limit_bytes()\n"
-        "def have_hoarded(size):\n    import subprocess\n"
-        "    subprocess.run([sys.executable, '-c', f'import time; b = b\"1\" * {size}; time.sleep(600)'])\n"
-        "def grow(size):\n    block = bytearray(size)\n    block[::4096] = b'1' * len(block[::4096])\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(folder))
+def _importable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(HERE))
 
 
 def test_value_and_events() -> None:
     events: list[str] = []
-    value, usage = process.call(f"{HERE}:add", 2, 3, what="adding", on_event=events.append)
-    assert (value, events) == (5, ["adding"])
+    child = Child("adding", on_event=events.append)
+    assert (child.call(children.add, 2, 3), events) == (5, ["adding"])
+    assert child.call(children.add, 2, b=5) == 7
+    value, usage = child.measure(children.add, 2)
+    assert value == 3
     assert usage.wall_s > 0
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda: None, children.Family.of, children.Family.plain, children.Family, len, partial(children.add, 1)],
+)
+def test_only_a_modules_own_functions_can_be_called(function: Callable[..., object]) -> None:
+    with pytest.raises(TypeError, match="is no function of an importable module"):
+        Child("calling").call(function)
 
 
 def test_its_own_error_comes_through_whole() -> None:
     with pytest.raises(ModelError) as caught:
-        process.call(f"{HERE}:fail", what="failing")
+        Child("failing").call(children.fail)
     assert (caught.value.message, caught.value.hint) == ("bad file", "mend it")
     assert "in fail" in caught.value.details
 
 
 def test_any_other_exception_becomes_the_stated_error() -> None:
     with pytest.raises(VerifyError) as caught:
-        process.call(f"{HERE}:bug", what="running it", error=VerifyError)
+        Child("running it", VerifyError).call(children.bug)
     assert caught.value.message == "running it failed: ValueError: second"
     assert "in bug" in caught.value.details
     assert "on the way" in caught.value.details
@@ -69,7 +64,7 @@ def test_any_other_exception_becomes_the_stated_error() -> None:
 @pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT, signal.SIGFPE, signal.SIGILL])
 def test_a_crash_is_an_error_that_names_the_signal(number: signal.Signals) -> None:
     with pytest.raises(CompileError) as caught:
-        process.call(f"{HERE}:die", int(number), what="compiling")
+        Child("compiling").call(children.die, int(number))
     assert caught.value.message == f"compiling crashed (signal {int(number)}, {number.name})"
     assert "last words" in caught.value.details
 
@@ -88,18 +83,20 @@ def test_lack_of_memory_is_told_from_a_kill(
     monkeypatch.setattr(process.limits, "out_of_memory_kills", lambda: counts.pop(0))
     monkeypatch.setattr(process.limits, "held_bytes", lambda pid: 0)
     with pytest.raises(CompileError) as caught:
-        process.call(f"{HERE}:die", int(signal.SIGKILL), what="compiling")
+        Child("compiling").call(children.die, int(signal.SIGKILL))
     assert caught.value.message == message
     assert caught.value.crashed
 
 
-@pytest.mark.parametrize("function", ["hoard", "have_hoarded"])
-def test_too_much_memory_ends_a_child_with_what_it_started(function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("function", [children.hoard, children.have_hoarded])
+def test_too_much_memory_ends_a_child_with_what_it_started(
+    function: Callable[[int], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(process, "_limits", process._limits)
     process.limit(0.25, 60)
     with pytest.raises(BudgetError) as caught:
-        process.call(f"{HERE}:{function}", 1 << 29, what="compiling")
-    doing = " (hoarding)" if function == "hoard" else ""
+        Child("compiling").call(function, 1 << 29)
+    doing = " (hoarding)" if function is children.hoard else ""
     assert caught.value.message == f"compiling{doing} took more than 0.25 GiB of memory, which is limits.memory_gib"
     assert "--set limits.memory_gib=" in caught.value.hint
     assert not caught.value.crashed
@@ -109,16 +106,19 @@ def test_too_much_time_ends_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(process, "_limits", process._limits)
     process.limit(None, 0.005)
     with pytest.raises(BudgetError) as caught:
-        process.call(f"{HERE}:hoard", 1, what="compiling")
+        Child("compiling").call(children.hoard, 1)
     assert caught.value.message.endswith("took longer than 0.005 minutes, which is limits.minutes")
     assert caught.value.hint == "allow more: --set limits.minutes=0.01"
     process.limit(2, 0.0001)
-    assert process.call(f"{HERE}:allowed", what="asking", timed=False)[0] == 2 << 30
+    assert Child("asking", timed=False).call(children.allowed) == 2 << 30
 
 
 def test_a_child_does_not_outlive_its_parent(tmp_path: Path) -> None:
-    code = f"from tvmflow import process\nprocess.call('{HERE}:linger', r'{tmp_path}', what='lingering')"
-    parent = subprocess.Popen([sys.executable, "-c", code])
+    code = (
+        "import sys, pathlib, process_children\nfrom tvmflow.process import Child\n"
+        "Child('lingering').call(process_children.linger, pathlib.Path(sys.argv[1]))"
+    )
+    parent = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
     while not (tmp_path / "pid").exists():
         time.sleep(0.05)
     child = psutil.Process(int((tmp_path / "pid").read_text()))
@@ -129,28 +129,28 @@ def test_a_child_does_not_outlive_its_parent(tmp_path: Path) -> None:
 
 def test_a_silent_exit_is_an_error() -> None:
     with pytest.raises(CompileError, match=r"crashed \(exit code 3\)"):
-        process.call(f"{HERE}:leave", what="compiling")
+        Child("compiling").call(children.leave)
 
 
 @pytest.mark.parametrize("name", ["TVM_NUM_THREADS", "TVM_CUDA_NVCC_NO_FAST_MATH", "NVCC_APPEND_FLAGS"])
 def test_variables_that_change_a_build_are_not_passed_on(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "1")
-    assert process.call(f"{HERE}:variable", name, what="asking")[0] is None
-    assert process.call(f"{HERE}:variable", name, what="asking", env={name: "2"})[0] == "2"
+    assert Child("asking").call(children.variable, name) is None
+    assert Child("asking", env={name: "2"}).call(children.variable, name) == "2"
 
 
 def test_other_variables_are() -> None:
-    assert process.call(f"{HERE}:variable", "PATH", what="asking")[0] == os.environ["PATH"]
+    assert Child("asking").call(children.variable, "PATH") == os.environ["PATH"]
 
 
 def test_torch_is_hidden_unless_asked_for() -> None:
     pytest.importorskip("torch", reason="the extra `torch` is not installed")
-    assert process.call(f"{HERE}:has", "torch", what="looking")[0] is False
-    assert process.call(f"{HERE}:has", "torch", what="looking", torch=True)[0] is True
+    assert Child("looking").call(children.has, "torch") is False
+    assert Child("looking", torch=True).call(children.has, "torch") is True
 
 
 def test_peak_memory_is_the_childs() -> None:
-    _, usage = process.call(f"{HERE}:grow", 300 << 20, what="growing")
+    _, usage = Child("growing").measure(children.grow, 300 << 20)
     assert usage.peak_rss_bytes > 300 << 20
 
 

@@ -15,6 +15,7 @@ from tvmflow.artifact.layout import AGAIN, SHARED_CONSTANTS, file_entry
 from tvmflow.artifact.parsing import check_buckets, parse, parse_log
 from tvmflow.errors import ArtifactError, UsageError
 from tvmflow.files import open_regular
+from tvmflow.frozen import evolve
 from tvmflow.manifest import BuildLog, Bundle, Described, Manifest
 from tvmflow.places import with_places
 
@@ -105,23 +106,18 @@ def _with_log(manifest: AnyManifest, log: BuildLog, base: Path) -> AnyManifest:
     seconds = log.seconds
     if len(seconds) != len(manifest.stages):
         return manifest
-    stages = tuple(
-        stage.model_copy(update={"seconds": one}) for stage, one in zip(manifest.stages, seconds, strict=True)
-    )
-    manifest = manifest.model_copy(
-        update={
-            "stages": stages,
-            "peak_rss_bytes": log.peak_rss_bytes,
-            "timing": log.timing,
-            "config": with_places(manifest.config, log.paths, base),
-        }
+    manifest = evolve(
+        manifest,
+        stages=tuple(evolve(stage, seconds=one) for stage, one in zip(manifest.stages, seconds, strict=True)),
+        peak_rss_bytes=log.peak_rss_bytes,
+        timing=log.timing,
+        config=with_places(manifest.config, log.paths, base),
     )
     if isinstance(manifest, Bundle) and len(log.kernel_seconds) == len(manifest.buckets):
         buckets = tuple(
-            bucket.model_copy(update={"kernel_seconds": one})
-            for bucket, one in zip(manifest.buckets, log.kernel_seconds, strict=True)
+            evolve(bucket, kernel_seconds=one) for bucket, one in zip(manifest.buckets, log.kernel_seconds, strict=True)
         )
-        manifest = manifest.model_copy(update={"buckets": buckets})
+        manifest = evolve(manifest, buckets=buckets)
     return manifest
 
 

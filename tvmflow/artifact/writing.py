@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from tvmflow.artifact.layout import LOG, MANIFEST, file_entry
 from tvmflow.artifact.parsing import digest
 from tvmflow.artifact.reading import read_manifest
+from tvmflow.frozen import evolve
 from tvmflow.manifest import BuildLog, Bundle, Described, Manifest
 from tvmflow.places import without_places
 
@@ -33,7 +34,7 @@ def finish(folder: Path, manifest: AnyManifest, base: Path) -> AnyManifest:
         for bucket in manifest.buckets:
             _write_parted(folder / bucket.folder, read_manifest(folder / bucket.folder), base)
     files = {name: file_entry(folder / name) for name in manifest.files}
-    manifest = manifest.model_copy(update={"files": files})
+    manifest = evolve(manifest, files=files)
     _write_parted(folder, manifest, base)
     return manifest
 
@@ -41,12 +42,12 @@ def finish(folder: Path, manifest: AnyManifest, base: Path) -> AnyManifest:
 def _write_parted(folder: Path, manifest: Described, base: Path) -> None:
     """Writes what two builds share to the manifest, and the rest to the build log."""
     config, paths = without_places(manifest.config, base)
-    stages = tuple(stage.model_copy(update={"seconds": None}) for stage in manifest.stages)
+    stages = tuple(evolve(stage, seconds=None) for stage in manifest.stages)
     shared: dict[str, Any] = {"config": config, "stages": stages, "peak_rss_bytes": None, "timing": ()}
     buckets = manifest.buckets if isinstance(manifest, Bundle) else ()
     if isinstance(manifest, Bundle):
-        shared["buckets"] = tuple(one.model_copy(update={"kernel_seconds": None}) for one in buckets)
-    write_manifest(folder, manifest.model_copy(update=shared))
+        shared["buckets"] = tuple(evolve(one, kernel_seconds=None) for one in buckets)
+    write_manifest(folder, evolve(manifest, **shared))
     log = BuildLog(
         seconds=tuple(stage.seconds for stage in manifest.stages),
         peak_rss_bytes=manifest.peak_rss_bytes,

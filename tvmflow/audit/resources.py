@@ -8,6 +8,7 @@ from dataclasses import replace
 from tvmflow.audit import occupancy
 from tvmflow.audit.occupancy import Limits, Use
 from tvmflow.audit.sass import KernelCode
+from tvmflow.frozen import evolve
 from tvmflow.manifest import Finding, Manifest, Noun
 
 LOW = 0.5  # below this share of resident threads it is worth saying what takes the room
@@ -83,7 +84,7 @@ def _of(code: KernelCode, manifest: Manifest, limits: Limits | None) -> Resource
     if use is None or limits is None:
         return plain
     result = occupancy.occupancy(use, limits)
-    return plain.model_copy(update={"blocks": result.blocks, "occupancy": result.share, "limiter": result.limiter})
+    return evolve(plain, blocks=result.blocks, occupancy=result.share, limiter=result.limiter)
 
 
 def _use(kernel: Resources) -> Use | None:

@@ -14,6 +14,7 @@ from tvmflow import bench, frontend
 from tvmflow.config import Config, ShapesSection
 from tvmflow.dtypes import itemsize
 from tvmflow.errors import CompileError, TvmflowError, last_line
+from tvmflow.frozen import evolve
 from tvmflow.process import emit
 from tvmflow.target import FLOP_PER_S
 
@@ -39,7 +40,7 @@ class Work:
 
 def static(cfg: Config, sizes: Mapping[str, int]) -> Config:
     """The config with sizes for open dimensions."""
-    return cfg.model_copy(update={"shapes": ShapesSection(dims={**cfg.shapes.dims, **sizes})})
+    return evolve(cfg, shapes=ShapesSection(dims={**cfg.shapes.dims, **sizes}))
 
 
 def estimated(cfg: Config, sizes: Sequence[Mapping[str, int]]) -> list[Work]:

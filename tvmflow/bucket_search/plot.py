@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from tvmflow.bucket_search import Found
+from tvmflow.bucket_search.proposal import Found
 from tvmflow.text import cell
 
 WIDTH, HEIGHT, LEFT, TOP, GAP = 360, 260, 70, 50, 90  # of one panel, and around it, in pixels

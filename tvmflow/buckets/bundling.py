@@ -18,7 +18,10 @@ from tvmflow.artifact import ALIGNMENT, CONSTANTS, LIBRARY, MANIFEST
 from tvmflow.config import Config
 from tvmflow.dtypes import itemsize
 from tvmflow.errors import ConfigError, ModelError, TvmflowError, UnsupportedError, did_you_mean
+from tvmflow.frozen import evolve
 from tvmflow.manifest import Bucket, Bundle, Constant, Manifest, Padding, Signature, Stage, TensorSpec
+from tvmflow.pipeline import building
+from tvmflow.process import Child
 from tvmflow.runtime.bucket_selection import dims_of, size_of
 from tvmflow.verification.running import OnEvent
 
@@ -86,24 +89,19 @@ def timed(folder: Path, bundle: Bundle, manifests: Sequence[Manifest], seconds: 
     for bucket, manifest in zip(bundle.buckets, manifests, strict=True):
         artifact.write_manifest(folder / bucket.folder, manifest)
     files = {name: artifact.file_entry(folder / name) for name in bundle.files}
-    buckets = tuple(
-        bucket.model_copy(update={"kernel_seconds": taken})
-        for bucket, taken in zip(bundle.buckets, seconds, strict=True)
-    )
-    return bundle.model_copy(update={"files": files, "buckets": buckets})
+    buckets = tuple(evolve(bucket, kernel_seconds=taken) for bucket, taken in zip(bundle.buckets, seconds, strict=True))
+    return evolve(bundle, files=files, buckets=buckets)
 
 
 def _signature(cfg: Config) -> Signature:
     """Inputs and outputs with the dimensions left open; raises UnsupportedError where the model cannot be read so."""
     open_ = config.symbolic(cfg)
     try:
-        (signature, _), _ = process.call(
-            "tvmflow.pipeline.building:inspect", open_, what="importing the model", torch=frontend.needs_torch(cfg)
-        )
+        importer = Child("importing the model", torch=frontend.needs_torch(cfg))
+        signature, _ = importer.call(building.inspect, open_)
     except ModelError as exc:
         raise exc.within("with its dimensions left open, as buckets need it, ") from None
-    found: Signature = signature
-    return found
+    return signature
 
 
 def _check(cfg: Config, signature: Signature) -> None:
@@ -203,13 +201,12 @@ def _joined_weights(folder: Path, manifests: Mapping[str, Manifest]) -> dict[str
     weights = f"../{CONSTANTS}"
     shared = artifact.file_entry(folder / CONSTANTS)
     return {
-        name: manifest.model_copy(
-            update={
-                "name": f"{manifest.name} {name}",
-                "weights": weights,
-                "constants": entries[name],
-                "files": {LIBRARY: manifest.files[LIBRARY], weights: shared},
-            }
+        name: evolve(
+            manifest,
+            name=f"{manifest.name} {name}",
+            weights=weights,
+            constants=entries[name],
+            files={LIBRARY: manifest.files[LIBRARY], weights: shared},
         )
         for name, manifest in manifests.items()
     }
@@ -223,7 +220,7 @@ def _joined(
     key = (entry.dtype, entry.shape, hashlib.sha256(data).digest())
     if key not in known:
         stream.write(b"\0" * (-stream.tell() % ALIGNMENT))
-        known[key] = entry.model_copy(update={"offset": stream.tell()})
+        known[key] = evolve(entry, offset=stream.tell())
         stream.write(data)
     return known[key]
 
@@ -245,7 +242,7 @@ def _notes(manifests: Mapping[str, Manifest]) -> Iterator[str]:
 
 def _resolved(cfg: Config, first: Manifest) -> Config:
     """The config with the target that its buckets were built for."""
-    return cfg.model_copy(update={"target": config.from_json(first.config).target})
+    return evolve(cfg, target=config.from_json(first.config).target)
 
 
 def configs_of(cfg: Config) -> dict[str, Config]:

@@ -5,15 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tvmflow.config import Config, VerifySection
+from tvmflow.frozen import evolve
 from tvmflow.manifest import Bundle, Padding, TensorSpec
 from tvmflow.runtime.bucket_selection import Chooser, cut, dims_of, leaves_outputs, output_sizes, shown
-from tvmflow.runtime.bucket_session import BucketSession
 from tvmflow.verification import compare
 from tvmflow.verification.compare import Feeds
+
+if TYPE_CHECKING:
+    from tvmflow.runtime.bucket_session import BucketSession
 
 Arrays = Mapping[str, np.ndarray]
 HUGE = 0.5  # of the largest finite number
@@ -35,7 +39,7 @@ def observe(cfg: Config, folder: Path, fallback: tuple[int, int]) -> Observed:
     padding = {dim: _padding_of(session, cfg, dim, fallback) for dim in bundle.buckets[0].dims}
     smallest = bundle.buckets[0].dims
     inputs = drawn_for_padding(bundle, cfg.verify, smallest, 0, fallback)
-    chooser = Chooser([smallest], {dim: one.model_copy(update={"allowed": False}) for dim, one in padding.items()})
+    chooser = Chooser([smallest], {dim: evolve(one, allowed=False) for dim, one in padding.items()})
     elsewhere = [
         (Feeds(inputs, bucket.dims, "the same rows"), session.run_in(index, inputs))
         for index, bucket in enumerate(bundle.buckets)
@@ -56,6 +60,7 @@ def run_in_last(folder: Path, feeds: Sequence[Arrays]) -> list[list[np.ndarray]]
 
 def _session(folder: Path) -> BucketSession:
     from tvmflow import runtime
+    from tvmflow.runtime.bucket_session import BucketSession
 
     session = runtime.load(folder)
     assert isinstance(session, BucketSession)
@@ -98,7 +103,7 @@ def _padding_of(session: BucketSession, cfg: Config, dim: str, fallback: tuple[i
         if False not in faults and not tied:
             runs += 1
             tied = trial.tied()
-    return _judged(bundle, stated, faults, tied, runs).model_copy(update={"allowed": allowed})
+    return evolve(_judged(bundle, stated, faults, tied, runs), allowed=allowed)
 
 
 def _judged(bundle: Bundle, stated: list[str], faults: Mapping[bool, str], tied: str, runs: int) -> Padding:

@@ -8,19 +8,23 @@ from pathlib import Path
 
 import numpy as np
 
-from tvmflow import artifact, npz, process
-from tvmflow.buckets.padding import Observed, drawn_for_padding
+from tvmflow import artifact, npz
+from tvmflow.buckets import padding as padding_
+from tvmflow.buckets.padding import drawn_for_padding
 from tvmflow.config import Config
 from tvmflow.errors import InputError, VerifyError
+from tvmflow.frozen import evolve
 from tvmflow.manifest import Bundle, Padding, RunVerdict, Verdict
+from tvmflow.process import Child
 from tvmflow.runtime import inputs
 from tvmflow.runtime.bucket_selection import Chooser, cut, leaves_outputs, output_sizes, shown
-from tvmflow.runtime.bucket_session import padded_to
+from tvmflow.runtime.inputs import padded_to
 from tvmflow.verification import compare, judgement, reference, running
 from tvmflow.verification.compare import Feeds
 from tvmflow.verification.running import OnEvent
 
 RANDOM_SIZES = 12  # requests of random sizes, against the reference
+CHILD = Child("padding the buckets", VerifyError, running.RUN_ENV)
 
 
 @dataclass(frozen=True)
@@ -63,17 +67,8 @@ def exact(cfg: Config, folder: Path, bundle: Bundle, on_event: OnEvent) -> Exact
 def observed(cfg: Config, folder: Path, bundle: Bundle, fallback: tuple[int, int], on_event: OnEvent) -> Bundle:
     """The bundle with what padding does within each bucket, and how far the same rows agree between buckets."""
     on_event("padding the buckets")
-    seen, _ = process.call(
-        "tvmflow.buckets.padding:observe",
-        cfg,
-        folder,
-        fallback,
-        what="padding the buckets",
-        error=VerifyError,
-        env=running.RUN_ENV,
-    )
-    found: Observed = seen
-    padding = _confirmed(cfg, folder, bundle.model_copy(update={"padding": found.padding}), fallback)
+    found = CHILD.call(padding_.observe, cfg, folder, fallback)
+    padding = _confirmed(cfg, folder, evolve(bundle, padding=found.padding), fallback)
     smallest, narrowest = bundle.buckets[0].dims, _narrowest(folder, bundle)
     runs = [
         judgement.compare_run(cfg, bundle.signature, narrowest, feeds, got, found.smallest)
@@ -81,7 +76,7 @@ def observed(cfg: Config, folder: Path, bundle: Bundle, fallback: tuple[int, int
         if not any(padding[dim].kind == "mixes" and size != smallest[dim] for dim, size in feeds.dims.items())
     ]
     agreement = _verdict(runs, f"the bucket {shown(smallest)}") if runs else None
-    return bundle.model_copy(update={"padding": padding, "agreement": agreement})
+    return evolve(bundle, padding=padding, agreement=agreement)
 
 
 def verify(cfg: Config, folder: Path, bundle: Bundle, found: Exact) -> Verdict:
@@ -110,20 +105,13 @@ def _confirmed(cfg: Config, folder: Path, bundle: Bundle, fallback: tuple[int, i
     chosen = [(dim, feeds, want) for (dim, feeds), want in zip(candidates, truth, strict=True) if want is not None]
     if not chosen:
         return bundle.padding
-    got, _ = process.call(
-        "tvmflow.buckets.padding:run_in_last",
-        folder,
-        [feeds.inputs for _, feeds, _ in chosen],
-        what="padding the buckets",
-        error=VerifyError,
-        env=running.RUN_ENV,
-    )
+    got = CHILD.call(padding_.run_in_last, folder, [feeds.inputs for _, feeds, _ in chosen])
     padding, narrowest = dict(bundle.padding), _narrowest(folder, bundle)
     for (dim, feeds, want), outputs in zip(chosen, got, strict=True):
         run = judgement.compare_run(cfg, bundle.signature, narrowest, feeds, outputs, want)
         if wrong := [out for out in run.outputs if not out.ok]:
             reason = f"padded, output `{wrong[0].name}` is not what the model gives for the tight inputs"
-            padding[dim] = padding[dim].model_copy(update={"kind": "mixes", "reason": reason})
+            padding[dim] = evolve(padding[dim], kind="mixes", reason=reason)
     return padding
 
 

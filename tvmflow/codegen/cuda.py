@@ -26,12 +26,12 @@ from elftools.elf.dynamic import DynamicSection
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
-from tvmflow import process
 from tvmflow.codegen import nvrtc
 from tvmflow.codegen.numerics import cuda_options
 from tvmflow.config import NumericsSection
 from tvmflow.errors import CompileError, SetupError, TargetError, TvmflowError
 from tvmflow.kernels.rewrites import cuda_nan
+from tvmflow.process import Child
 
 INSTALL_HINT = "pip install 'tvmflow[cuda]', or install the CUDA 13 toolkit"
 _CALLBACK = "tvm_callback_cuda_compile"
@@ -90,8 +90,7 @@ def tool(name: str) -> Path:
 def detect_arch() -> str | None:
     """The architecture of this machine's first GPU, e.g. "sm_90"; None where there is no working one."""
     # In a process of its own, because one that has used the driver cannot fork workers that use it.
-    arch, _ = process.call("tvmflow.codegen.cuda:_driver_arch", what="asking the CUDA driver for its GPU")
-    return str(arch) if arch else None
+    return Child("asking the CUDA driver for its GPU").call(_driver_arch)
 
 
 def _driver_arch() -> str | None:

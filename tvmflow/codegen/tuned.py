@@ -74,7 +74,7 @@ def apply(
 
 
 def _rule(found: Match, uses_tf32: bool) -> str:
-    """Where a kernel's schedule comes from, in words."""
+    """What a manifest says of a kernel with this record's schedule."""
     rule = f"record {found.record.key[:12]}, {found.record.gflops:.0f} GFLOP/s when tuned"
     if not found.exact:
         rule += f", for {found.record.parts.target['mcpu']}"

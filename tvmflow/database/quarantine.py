@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError
 
 from tvmflow.database.files import Form, LineError, body_of, shown
 from tvmflow.database.keys import Part, canonical
+from tvmflow.frozen import evolve
 
 FORMAT_VERSION = 1
 CONVICTED = 2
@@ -46,7 +47,7 @@ def charged(known: Iterable[Accusation], new: Accusation) -> tuple[Accusation, .
     by_key = {one.key: one for one in known}
     old = by_key.pop(new.key, None)
     if old is not None:
-        new = new.model_copy(update={"count": min(old.count + 1, 10**9)})
+        new = evolve(new, count=min(old.count + 1, 10**9))
     return (*limited(by_key.values(), LIMIT - 1), new)
 
 

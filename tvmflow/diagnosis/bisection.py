@@ -8,19 +8,22 @@ that they have in the model. What is built or run is in a process of its own, so
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tvmflow import frontend, process
-from tvmflow.diagnosis import import_fault, reproduction
+from tvmflow import frontend
+from tvmflow.diagnosis import child, import_fault, reproduction
 from tvmflow.diagnosis.child import ARGUMENTS, Running
 from tvmflow.diagnosis.findings import Bisection, Culprit, KernelError
 from tvmflow.diagnosis.step_search import IMPORT, Search, Subject, wrong
 from tvmflow.errors import ArtifactError, CompileError, TvmflowError
+from tvmflow.frozen import evolve
 from tvmflow.manifest import Kernel, Manifest
 from tvmflow.pipeline.partial import RECORDS, REPLACEMENT, Part
+from tvmflow.process import Child
 from tvmflow.verification import judgement, reference, running
 from tvmflow.verification.reference import Truth
 from tvmflow.verification.running import OnEvent
@@ -38,10 +41,14 @@ def bisect(subject: Subject, out: Path, on_event: OnEvent) -> Bisection:
     truth = reference.run_reference(subject.cfg, subject.manifest)
     on_event("running the library")
     reason, truth = _first_wrong(subject, truth)
-    names, unusable, checks, culprit = (), (), [], None
+    names: tuple[str, ...] = ()
+    unusable: tuple[str, ...] = ()
+    checks, culprit = [], None
     if reason or subject.cfg.tuning.database is not None:
         on_event("listing the steps")
-        names, unusable = _with_compiler("child:overview", Part(subject.cfg, subject.manifest.layout.choice))
+        whole = Part(subject.cfg, subject.manifest.layout.choice)
+        with _compiler(whole) as compiler:
+            names, unusable = compiler.call(child.overview, whole)
     if reason:
         with tempfile.TemporaryDirectory(prefix="tvmflow-") as work:
             search = Search(subject, reason, truth, names, Path(work), on_event)
@@ -107,7 +114,7 @@ class _Inquiry:
         kernel = next(one for one in search.built[count].kernels if one.name == faulty[0].kernel)
         summary = f"{_described(kernel, search.names[count - 1])}: {faulty[0].reason}"
         search.on_event(f"writing {self.out}")
-        _with_compiler("reproduction:write_kernel", search.part(count), faulty[0], summary, self.out)
+        self._write_kernel(count, faulty[0], summary)
         return Culprit(
             step=search.names[count - 1],
             count=count,
@@ -129,23 +136,17 @@ class _Inquiry:
 
         kept = self.out / ARGUMENTS
         try:
-            found: list[KernelError] = _with_libraries(
-                "compare_kernels",
-                manifest,
-                good,
-                search.folder(count),
-                feeds,
-                manifest.narrowest_float,
-                kept,
-                on_event=heard,
-            )
+            with _runner(manifest, heard) as runner:
+                return runner.call(
+                    child.compare_kernels, good, search.folder(count), feeds, manifest.narrowest_float, kept
+                )
         except ArtifactError as exc:
             if not exc.crashed or not running:
                 raise
             last = running[-1]
-            _with_libraries("keep_arguments", manifest, good, feeds, last.number, kept)
+            with _runner(manifest) as runner:
+                runner.call(child.keep_arguments, good, feeds, last.number, kept)
             return [_fatal(last.kernel, last.number, "it ends the process")]
-        return found
 
     def _of_unbuildable(self, count: int) -> Culprit:
         """Records whose schedules do not become code."""
@@ -155,8 +156,10 @@ class _Inquiry:
             running.append(event)
             search.on_event(f"building kernel {event.number} that has a record: {event.kernel}")
 
+        part = search.part(count)
         try:
-            found = _with_compiler("child:first_unbuildable", search.part(count), on_event=heard)
+            with _compiler(part, heard) as compiler:
+                found = compiler.call(child.first_unbuildable, part)
         except CompileError as exc:
             found = (running[-1].kernel, "a record", exc.message) if running else None
         if found is None:
@@ -164,7 +167,7 @@ class _Inquiry:
         kernel, rule, reason = found
         summary = f"the kernel {kernel} cannot be built with {rule}: {reason}"
         self.out.mkdir(parents=True, exist_ok=True)
-        _with_compiler("reproduction:write_kernel", search.part(count), _fatal(kernel, 0, reason), summary, self.out)
+        self._write_kernel(count, _fatal(kernel, 0, reason), summary)
         return Culprit(step=RECORDS, count=count, kernel=kernel, origin=rule, summary=summary)
 
     def _of_user_kernel(self, count: int) -> Culprit:
@@ -173,15 +176,10 @@ class _Inquiry:
         found = self._of_step(count - 1, count)
         search.on_event("holding the user's kernels against what they replace")
         narrowest, feeds = search.subject.manifest.narrowest_float, search.truth.feeds[0].inputs
+        part = search.part(count)
         try:
-            faulty = _with_compiler(
-                "child:wrong_user_kernels",
-                search.part(count),
-                search.folder(count),
-                feeds,
-                narrowest,
-                on_event=running.append,
-            )
+            with _compiler(part, running.append) as compiler:
+                faulty = compiler.call(child.wrong_user_kernels, part, search.folder(count), feeds, narrowest)
         except CompileError as exc:
             if not exc.crashed or not running:
                 raise
@@ -189,7 +187,7 @@ class _Inquiry:
         if not faulty:
             return found
         summary = f"{faulty[0].kernel} does not compute what it replaces: {faulty[0].reason}"
-        return found.model_copy(update={"summary": summary, "kernel": faulty[0].kernel, "kernels": tuple(faulty)})
+        return evolve(found, summary=summary, kernel=faulty[0].kernel, kernels=tuple(faulty))
 
     def _of_import(self) -> Culprit:
         """The import, or the plainest way from it to a library."""
@@ -238,6 +236,11 @@ class _Inquiry:
         self._write_step(search.folder(count), search.subject.folder, summary)
         return Culprit(step="artifact", count=count, summary=summary)
 
+    def _write_kernel(self, count: int, error: KernelError, summary: str) -> None:
+        part = self.search.part(count)
+        with _compiler(part) as compiler:
+            compiler.call(reproduction.write_kernel, part, error, summary, self.out)
+
     def _write_step(self, before: Path, after: Path, summary: str) -> None:
         subject, truth = self.search.subject, self.search.truth
         self.search.on_event(f"writing {self.out}")
@@ -250,33 +253,18 @@ def _fatal(kernel: str, call: int, reason: str) -> KernelError:
     return KernelError(kernel=kernel, call=call, ok=False, reason=reason, max_error=None, share=1.0, rtol=0.0, atol=0.0)
 
 
-def _with_compiler(function: str, part: Part, *args: Any, on_event: Callable[[Any], None] | None = None) -> Any:
-    """The value of a function that builds a part."""
+@contextmanager
+def _compiler(part: Part, on_event: Callable[[Any], None] | None = None) -> Iterator[Child]:
+    """Runs functions that build a part."""
     with running.cuda_env(part.cfg.target.kind) as env:
-        return process.call(
-            f"tvmflow.diagnosis.{function}",
-            part,
-            *args,
-            what="bisecting",
-            env=env,
-            on_event=on_event,
-            torch=frontend.needs_torch(part.cfg),
-        )[0]
+        yield Child("bisecting", env=env, torch=frontend.needs_torch(part.cfg), on_event=on_event)
 
 
-def _with_libraries(
-    function: str, manifest: Manifest, *args: Any, on_event: Callable[[Any], None] | None = None
-) -> Any:
-    """The value of a function that only runs libraries; raises ArtifactError where one of them crashes."""
+@contextmanager
+def _runner(manifest: Manifest, on_event: Callable[[Any], None] | None = None) -> Iterator[Child]:
+    """Runs functions that only run libraries; raises ArtifactError where one of them crashes."""
     with running.cuda_env(manifest.target.kind) as env:
-        return process.call(
-            f"tvmflow.diagnosis.child:{function}",
-            *args,
-            what="running the kernels",
-            error=ArtifactError,
-            env=running.RUN_ENV | env,
-            on_event=on_event,
-        )[0]
+        yield Child("running the kernels", ArtifactError, running.RUN_ENV | env, on_event=on_event)
 
 
 def _described(kernel: Kernel, step: str) -> str:

@@ -6,16 +6,21 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from tvmflow import frontend, npz, process
+from tvmflow import frontend, npz
 from tvmflow.config import Config
 from tvmflow.diagnosis import parts, reproduction
 from tvmflow.errors import ReferenceRunError, UnsupportedError, VerifyError
+from tvmflow.frontend.onnx import probe as probes
+from tvmflow.frozen import evolve
 from tvmflow.manifest import Manifest
+from tvmflow.pipeline import building
 from tvmflow.pipeline.partial import Part
+from tvmflow.process import Child
 from tvmflow.verification import compare, running
 from tvmflow.verification.reference import Truth
 
 NODE = "node.onnx"
+CHILD = Child("looking between the model's nodes", ReferenceRunError)
 
 
 def locate(cfg: Config, whole: Manifest, truth: Truth, out: Path) -> tuple[str, str] | None:
@@ -30,13 +35,11 @@ def locate(cfg: Config, whole: Manifest, truth: Truth, out: Path) -> tuple[str, 
     with tempfile.TemporaryDirectory(prefix="tvmflow-") as name:
         probe, folder = Path(name) / cfg.model.path.name, Path(name) / "library"
         folder.mkdir()
-        names = _call("tvmflow.frontend.onnx.probe:expose", cfg.model.path, probe)
-        exposed = cfg.model_copy(update={"model": cfg.model.model_copy(update={"path": probe})})
-        _, (want,) = _call("tvmflow.frontend:run_reference", exposed, [feeds])
-        signature, _ = _call("tvmflow.pipeline.building:inspect", exposed)
-        built = parts.build_part(
-            Part(exposed, whole.layout.choice, 0), folder, whole.model_copy(update={"signature": signature})
-        )
+        names = CHILD.call(probes.expose, cfg.model.path, probe)
+        exposed = evolve(cfg, model=evolve(cfg.model, path=probe))
+        _, (want,) = CHILD.call(frontend.run_reference, exposed, [feeds])
+        signature, _ = CHILD.call(building.inspect, exposed)
+        built = parts.build_part(Part(exposed, whole.layout.choice, 0), folder, evolve(whole, signature=signature))
         (got,) = running.run(folder, built, [feeds], None, VerifyError)
     values = dict(zip(names, want, strict=True))
     for result, g, w in zip(names, got, want, strict=True):
@@ -50,11 +53,7 @@ def locate(cfg: Config, whole: Manifest, truth: Truth, out: Path) -> tuple[str, 
 def _written(model: Path, result: str, values: dict[str, Any], out: Path) -> str:
     """The reproducer of a node; returns what the node is called."""
     out.mkdir(parents=True, exist_ok=True)
-    node, inputs = _call("tvmflow.frontend.onnx.probe:isolate", model, result, values, out / NODE)
+    node, inputs = CHILD.call(probes.isolate, model, result, values, out / NODE)
     npz.write(out / reproduction.INPUTS, {name: values[name] for name in inputs})
     reproduction.write_case(out, "node", {"summary": f"the import of {node} is wrong"})
-    return str(node)
-
-
-def _call(function: str, *args: Any) -> Any:
-    return process.call(function, *args, what="looking between the model's nodes", error=ReferenceRunError)[0]
+    return node

@@ -10,17 +10,18 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Generic, TypeVar
 
-from tvmflow import process
 from tvmflow.database import Added, Fault, Record, Store, better, metaschedule
 from tvmflow.database.store import examined, folder_name
 from tvmflow.errors import DatabaseError, UsageError
+from tvmflow.exchange import child
+from tvmflow.exchange.child import Begun, Done, Foreign, Item, Refused
+from tvmflow.process import Child
 
 MAX_DEATHS = 20
-
-Item = tuple[object, tuple[Any, ...]]
-"""A group, of which one is enough, and the arguments of a function of children.database."""
+Argument = TypeVar("Argument")
+Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Merged:
 
 def replay(records: Sequence[Record]) -> dict[str, str]:
     """What is wrong with each record, by key, where its trace does not apply to its workload or that is another's."""
-    _, refused = _each("check", [(record.key, (record,)) for record in records], "replaying it")
+    _, refused = _each(child.check, [Item(record.key, record) for record in records], "replaying it")
     return {records[index].key: why for index, why in refused.items()}
 
 
@@ -80,7 +81,7 @@ def export_files(store: Store, folder: Path, chosen: Callable[[Record], bool]) -
             f"records of {len(found)} targets: {', '.join(found)}",
             "MetaSchedule's files do not tell targets apart: choose one with --target",
         )
-    done, refused = _each("exported", [(record.key, (record,)) for record in records], "exporting it")
+    done, refused = _each(child.exported, [Item(record.key, record) for record in records], "exporting it")
     entries = [(records[index].parts.workload, *lines) for index, lines in sorted(done.items())]
     count = metaschedule.write(folder, entries)
     faults = tuple(
@@ -100,11 +101,10 @@ def import_files(store: Store, folder: Path, stated: metaschedule.Stated) -> Imp
     reading = metaschedule.read(folder)
     groups = [(one.workload_line, one.target) for one in reading.candidates]
     trials = Counter(groups)
-    items: list[Item] = [
-        (group, (one.workload, one.text, stated, trials[group]))
-        for group, one in zip(groups, reading.candidates, strict=True)
+    items = [
+        Item(group, Foreign(one, stated, trials[group])) for group, one in zip(groups, reading.candidates, strict=True)
     ]
-    done, refused = _each("imported", items, "importing it")
+    done, refused = _each(child.imported, items, "importing it")
     records = tuple(done.values())
     better = [one for one in records if one.key not in known or one.median_s < known[one.key].median_s]
     if better:
@@ -125,40 +125,53 @@ def _refusal(path: Path, lines: list[int], why: str) -> Fault:
     return Fault(path, min(lines), None, why + more, "the next fastest of its workload is taken, where there is one")
 
 
-def _each(function: str, items: Sequence[Item], what: str) -> tuple[dict[int, Any], dict[int, str]]:
-    """What children.database.each says of the items, by index: the values, and why others were refused."""
-    done: dict[int, Any] = {}
+@dataclass(frozen=True)
+class _Said(Generic[Value]):
+    """What became of items, by index: values, and why others were refused."""
+
+    done: dict[int, Value]
+    refused: dict[int, str]
+
+
+def _each(
+    function: Callable[[Argument], Value], items: Sequence[Item[Argument]], what: str
+) -> tuple[dict[int, Value], dict[int, str]]:
+    """What `child.each` says of the items, by index: the values, and why others were refused."""
+    done: dict[int, Value] = {}
     refused: dict[int, str] = {}
     left = list(range(len(items)))
     for _ in range(MAX_DEATHS):
         if not left:
             break
-        culprit = _until_death(function, [items[index] for index in left], what, (done, refused, left))
-        finished = {items[index][0] for index in done}
-        left = [index for index in left if index > culprit and items[index][0] not in finished]
+        said, culprit = _until_death(function, [items[index] for index in left], what)
+        done |= {left[place]: value for place, value in said.done.items()}
+        refused |= {left[place]: why for place, why in said.refused.items()}
+        finished = {items[index].group for index in done}
+        left = [index for index in left[culprit + 1 :] if items[index].group not in finished]
     return done, refused | dict.fromkeys(left, f"not looked at: {MAX_DEATHS} before it ended their process")
 
 
 def _until_death(
-    function: str, items: Sequence[Item], what: str, outcome: tuple[dict[int, Any], dict[int, str], list[int]]
-) -> int:
-    """One child over `items`, whose indices are the last of `outcome`; the index of the item that it died of, or of the
-    last one."""
-    done, refused, indices = outcome
+    function: Callable[[Argument], Value], items: Sequence[Item[Argument]], what: str
+) -> tuple[_Said[Value], int]:
+    """What one child says of `items`; and the index of the item that it died of, or of the last one."""
+    said = _Said[Value]({}, {})
     begun: list[int] = []
 
-    def on_event(event: Any) -> None:
-        kind, place, *said = event
-        if kind == "begin":
-            begun.append(indices[place])
-        else:
-            (done if kind == "done" else refused)[indices[place]] = said[0]
+    def heard(event: Begun | Done[Value] | Refused) -> None:
+        match event:
+            case Begun(index):
+                begun.append(index)
+            case Done(index, value):
+                said.done[index] = value
+            case Refused(index, why):
+                said.refused[index] = why
 
     try:
-        process.call("tvmflow.exchange.child:each", function, items, what=what, error=DatabaseError, on_event=on_event)
+        Child(what, DatabaseError, on_event=heard).call(child.each, function, items)
     except DatabaseError as exc:
         if not exc.crashed or not begun:
             raise
-        refused[begun[-1]] = "it takes too long" if "SIGALRM" in exc.message else exc.message
-        return begun[-1]
-    return indices[-1]
+        said.refused[begun[-1]] = "it takes too long" if "SIGALRM" in exc.message else exc.message
+        return said, begun[-1]
+    return said, len(items) - 1

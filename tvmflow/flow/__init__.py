@@ -4,8 +4,7 @@
     tuning       configs -> tasks -> records of the tuning database
     artifacts    an artifact -> outputs, verdicts, audits, samples; what makes its values wrong
 
-What may crash (importing, compiling, running a library, running a reference) is called through `process.call`;
-`children` holds what runs there.
+What may crash (importing, compiling, running a library, running a reference) is called through `process.Child`.
 """
 
 from __future__ import annotations

@@ -20,9 +20,11 @@ from tvmflow.diagnosis.findings import Attribution, Bisection
 from tvmflow.diagnosis.step_search import Subject
 from tvmflow.errors import ArtifactError, CompileError, ModelError, UsageError
 from tvmflow.flow import compiling
+from tvmflow.frozen import evolve
 from tvmflow.manifest import Bundle, Described, Manifest, Verdict
+from tvmflow.process import Child
 from tvmflow.tuning import in_model
-from tvmflow.verification import compare, judgement, reference, running
+from tvmflow.verification import child, compare, judgement, reference, running
 from tvmflow.verification.running import OnEvent
 
 Feeds: TypeAlias = Mapping[str, np.ndarray]
@@ -57,7 +59,7 @@ def bisect_artifact(
 
 def bisect_config(cfg: Config, out: Path, on_event: OnEvent) -> Bisection:
     """Finds what makes the values of a config's library wrong, or its tuning records ones that cannot be built."""
-    unchecked = cfg.model_copy(update={"verify": cfg.verify.model_copy(update={"enabled": False})})
+    unchecked = evolve(cfg, verify=evolve(cfg.verify, enabled=False))
     options, failure = compiling.Options(on_event=on_event), ""
     with tempfile.TemporaryDirectory(prefix="tvmflow-") as name:
         folder = Path(name)
@@ -67,8 +69,8 @@ def bisect_config(cfg: Config, out: Path, on_event: OnEvent) -> Bisection:
             if cfg.tuning.database is None:
                 raise
             failure = exc.message
-            untuned = cfg.tuning.model_copy(update={"database": None})
-            manifest = compiling.build(unchecked.model_copy(update={"tuning": untuned}), folder, options)
+            untuned = evolve(unchecked, tuning=evolve(cfg.tuning, database=None))
+            manifest = compiling.build(untuned, folder, options)
         return bisection.bisect(Subject(cfg, folder, manifest, failure, fresh=not failure), out, on_event)
 
 
@@ -101,15 +103,8 @@ def audit_artifact(path: Path, timed: bool, model: Path | None, given: Config | 
             base = artifact.base_of(path, manifest)
             feeds = [reference.draw_accepted(_first_seed(one, model, base), one) for _, one in libraries]
             seconds = in_model.kernel_seconds(*zip((place for place, _ in libraries), feeds, strict=True))
-        found, _ = process.call(
-            "tvmflow.verification.child:audit_libraries",
-            libraries,
-            seconds,
-            given,
-            what="auditing the library",
-            error=ArtifactError,
-            env=running.RUN_ENV,
-        )
+        auditor = Child("auditing the library", ArtifactError, env=running.RUN_ENV)
+        found = auditor.call(child.audit_libraries, libraries, seconds, given)
     return dict(zip((place.name if isinstance(manifest, Bundle) else "" for place, _ in libraries), found, strict=True))
 
 
@@ -127,20 +122,11 @@ def bench_artifact(
             name = place.name if isinstance(manifest, Bundle) else ""
             on_event(f"timing {name or one.name}")
             cfg = _first_seed(one, model, artifact.base_of(path, manifest))
-            samples, _ = process.call(
-                "tvmflow.verification.child:time_beside_peer",
-                cfg,
-                place,
-                reference.draw_accepted(cfg, one),
-                threads,
-                budget_s / len(libraries),
-                what="timing the library",
-                error=ArtifactError,
-                env={} if frontend.is_torch(cfg) else running.RUN_ENV,
-                torch=frontend.is_torch(cfg),
-                timed=False,
-            )
-            measured[name] = tuple(samples)
+            feeds = reference.draw_accepted(cfg, one)
+            with_torch = frontend.is_torch(cfg)
+            env = {} if with_torch else running.RUN_ENV
+            timer = Child("timing the library", ArtifactError, env, with_torch, timed=False)
+            measured[name] = timer.call(child.time_beside_peer, cfg, place, feeds, threads, budget_s / len(libraries))
     return measured
 
 
@@ -155,9 +141,9 @@ def _drawn(manifest: Manifest | Bundle, seed: int, sizes: Mapping[str, int]) -> 
                 f"it has: {', '.join(sorted(dims)) or 'none'}",
             )
     smallest = manifest.buckets[0].dims if isinstance(manifest, Bundle) else {}
-    stated = {name: (size,) for name, size in {**smallest, **sizes}.items()}
-    section = section.model_copy(update={"dims": {**section.dims, **stated}})
-    return next(compare.candidates(manifest.signature, section, seed)).inputs
+    usual = next(compare.candidates(manifest.signature, section, seed)).dims
+    limits = compare.open_ranges(manifest.signature, section)[0]
+    return compare.drawn(manifest.signature, section, {**usual, **smallest, **sizes}, seed, limits).inputs
 
 
 def _stated(manifest: Described) -> Config:

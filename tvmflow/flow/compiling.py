@@ -11,12 +11,15 @@ from typing import TypeAlias, TypeVar
 
 import numpy as np
 
-from tvmflow import artifact, config, frontend, process
+from tvmflow import artifact, config, frontend
 from tvmflow.buckets import bundling
 from tvmflow.buckets import verification as bucket_verification
 from tvmflow.config import Config
 from tvmflow.errors import OutputError
+from tvmflow.frozen import evolve
 from tvmflow.manifest import Bundle, Manifest, Signature, Stage, Verdict
+from tvmflow.pipeline import building
+from tvmflow.process import Child
 from tvmflow.tuning import in_model
 from tvmflow.verification import judgement, reference, running
 from tvmflow.verification.running import OnEvent
@@ -58,18 +61,12 @@ def compile_model(cfg: Config, out: Path, options: Options = DEFAULTS) -> Manife
 
 def passes(cfg: Config) -> dict[str, list[tuple[str, str]]]:
     """The named passes of this config's pipeline, per phase, each with why it is there."""
-    listing, _ = process.call(
-        "tvmflow.pipeline.building:passes", cfg, what="listing the passes", torch=frontend.needs_torch(cfg)
-    )
-    return dict(listing)
+    return Child("listing the passes", torch=frontend.needs_torch(cfg)).call(building.passes, cfg)
 
 
 def inspect_model(cfg: Config) -> tuple[Signature, tuple[str, ...]]:
     """Imports a model and says what goes in and out, and what was rewritten on the way."""
-    (signature, notes), _ = process.call(
-        "tvmflow.pipeline.building:inspect", cfg, what="importing the model", torch=frontend.needs_torch(cfg)
-    )
-    return signature, notes
+    return Child("importing the model", torch=frontend.needs_torch(cfg)).call(building.inspect, cfg)
 
 
 def build(cfg: Config, folder: Path, options: Options = DEFAULTS) -> Manifest:
@@ -80,17 +77,9 @@ def build(cfg: Config, folder: Path, options: Options = DEFAULTS) -> Manifest:
         except OSError as exc:
             raise OutputError(f"--dump-ir {options.dump_ir}: {exc.strerror}", "name a folder") from None
     with running.cuda_env(cfg.target.kind) as env:
-        manifest, usage = process.call(
-            "tvmflow.pipeline.building:build",
-            cfg,
-            folder,
-            options.dump_ir,
-            what="compiling",
-            env=env,
-            on_event=options.on_event,
-            torch=frontend.needs_torch(cfg),
-        )
-    built: Manifest = manifest.model_copy(update={"peak_rss_bytes": usage.peak_rss_bytes})
+        compiler = Child("compiling", env=env, torch=frontend.needs_torch(cfg), on_event=options.on_event)
+        manifest, usage = compiler.measure(building.build, cfg, folder, options.dump_ir)
+    built = evolve(manifest, peak_rss_bytes=usage.peak_rss_bytes)
     artifact.write_manifest(folder, built)
     return built
 
@@ -111,7 +100,7 @@ def _with_verdict(cfg: Config, folder: Path, manifest: Manifest, options: Option
     if not verdict.ok:
         raise judgement.describe_wrong_values(verdict, options.source)
     stages = (*manifest.stages, Stage(name="verify", seconds=time.monotonic() - started))
-    return manifest.model_copy(update={"verdict": verdict, "stages": stages}), feeds
+    return evolve(manifest, verdict=verdict, stages=stages), feeds
 
 
 def _compile_buckets(cfg: Config, folder: Path, options: Options) -> Bundle:
@@ -143,9 +132,7 @@ def _proved(cfg: Config, folder: Path, bundle: Bundle, options: Options) -> tupl
         bundle = _with_note(bundle, f"not run on its target: {reason}; `tvmflow verify` does it there")
         with tempfile.TemporaryDirectory(prefix="tvmflow-") as name:
             twin = _compile_buckets(_twin(cfg), Path(name), Options(on_event=options.on_event))
-        bundle = bundle.model_copy(
-            update={"verdict": _noted(twin.verdict), "padding": twin.padding, "agreement": twin.agreement}
-        )
+        bundle = evolve(bundle, verdict=_noted(twin.verdict), padding=twin.padding, agreement=twin.agreement)
         return bundle, None
     exact = bucket_verification.exact(cfg, folder, bundle, options.on_event)
     bundle = bucket_verification.observed(cfg, folder, bundle, exact.fallback, options.on_event)
@@ -156,7 +143,7 @@ def _proved(cfg: Config, folder: Path, bundle: Bundle, options: Options) -> tupl
         if not found.ok:
             raise judgement.describe_wrong_values(found, options.source)
     stages = (*bundle.stages, Stage(name="verify", seconds=time.monotonic() - started))
-    bundle = bundle.model_copy(update={"verdict": verdict, "stages": stages})
+    bundle = evolve(bundle, verdict=verdict, stages=stages)
     return bundle, [feeds.inputs for feeds in exact.feeds] if cfg.target.kind == "llvm" else None
 
 
@@ -172,7 +159,7 @@ def _with_shares(
     for (_, manifest, _), seconds in zip(libraries, measured, strict=True):
         in_model.check_tuned(cfg, manifest, seconds, source)
         timing = (in_model.shares(cfg, manifest, seconds, source),)
-        noted.append(manifest.model_copy(update={"timing": timing}))
+        noted.append(evolve(manifest, timing=timing))
     return noted, [sum(seconds.values()) for seconds in measured]
 
 
@@ -186,16 +173,14 @@ def _verdict_of_twin(cfg: Config, options: Options) -> Verdict:
 
 
 def _twin(cfg: Config) -> Config:
-    return cfg.model_copy(
-        update={"target": config.TargetSection(), "numerics": config.NumericsSection(), "kernels": {}}
-    )
+    return evolve(cfg, target=config.TargetSection(), numerics=config.NumericsSection(), kernels={})
 
 
 def _noted(verdict: Verdict | None) -> Verdict:
     assert verdict is not None
     note = "the import and graph were verified with a build for this CPU; the target's own kernels were not run"
-    return verdict.model_copy(update={"notes": (*verdict.notes, note)})
+    return evolve(verdict, notes=(*verdict.notes, note))
 
 
 def _with_note(manifest: AnyManifest, note: str) -> AnyManifest:
-    return manifest.model_copy(update={"notes": (*manifest.notes, note)})
+    return evolve(manifest, notes=(*manifest.notes, note))

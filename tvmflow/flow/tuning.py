@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tvmflow import config, frontend, process
+from tvmflow import config, frontend
 from tvmflow.buckets import bundling
 from tvmflow.config import Config
 from tvmflow.flow import compiling
-from tvmflow.tuning import in_model
+from tvmflow.process import Child
+from tvmflow.tuning import child, in_model
 from tvmflow.tuning.child import Compared
 from tvmflow.verification import running
 
@@ -42,9 +43,7 @@ def tasks(cfg: Config) -> list[dict[str, Any]]:
     """
     rows: list[dict[str, Any]] = []
     for name, one in bundling.configs_of(cfg).items():
-        found, _ = process.call(
-            "tvmflow.tuning.child:tasks", one, what="extracting the tasks", torch=frontend.needs_torch(one)
-        )
+        found = Child("extracting the tasks", torch=frontend.needs_torch(one)).call(child.tasks, one)
         bucket = {"bucket": name} if name else {}
         rows += [bucket | row for row in found]
     return rows
@@ -66,17 +65,8 @@ def tune(cfgs: Sequence[Config], what: Selection, on_event: Callable[[Any], None
 
     models = per_bucket(cfgs)
     with running.cuda_env(cfgs[0].target.kind) as env:
-        found, _ = process.call(
-            "tvmflow.tuning.child:tune",
-            [one for _, one in models],
-            what.pattern,
-            what.shard,
-            what="tuning",
-            on_event=heard,
-            env=env,
-            torch=frontend.needs_torch(*cfgs),
-            timed=False,
-        )
+        tuner = Child("tuning", env=env, torch=frontend.needs_torch(*cfgs), timed=False, on_event=heard)
+        found = tuner.call(child.tune, [one for _, one in models], what.pattern, what.shard)
     last = next((event for event in reversed(progress) if not isinstance(event, str)), None)
     settled = {}
     if found and what == Selection() and in_model.can_settle(cfgs[0]):
@@ -97,16 +87,8 @@ def compare_methods(cfgs: Sequence[Config], again: bool, on_event: Callable[[Any
     if not served:
         return []
     models = [one for _, one in per_bucket(served)]
-    found, _ = process.call(
-        "tvmflow.tuning.child:compare_methods",
-        models,
-        again,
-        what="comparing methods",
-        on_event=on_event,
-        torch=frontend.needs_torch(*served),
-        timed=False,
-    )
-    return list(found)
+    comparer = Child("comparing methods", torch=frontend.needs_torch(*served), timed=False, on_event=on_event)
+    return comparer.call(child.compare_methods, models, again)
 
 
 def per_bucket(cfgs: Sequence[Config]) -> list[tuple[str, Config]]:

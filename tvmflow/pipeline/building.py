@@ -15,6 +15,7 @@ from tvmflow import artifact, audit, config, frontend
 from tvmflow.artifact import CONSTANTS, LIBRARY
 from tvmflow.config import Config
 from tvmflow.errors import CompileError, ConfigError, OutputError, TvmflowError, last_line
+from tvmflow.frozen import evolve
 from tvmflow.manifest import Kernel, Layout, Manifest, Signature, Stage, TargetInfo
 from tvmflow.pipeline import user_kernel_check
 from tvmflow.process import emit
@@ -92,11 +93,11 @@ def build(cfg: Config, folder: Path, dump_ir: Path | None) -> Manifest:
             *(_tf32_notes(contents.kernels, prepared) if cfg.numerics.tf32 else ()),
         ),
         verdict=None,
-        evidence=seen.model_copy(update={"shape_functions": contents.shape_functions}),
+        evidence=evolve(seen, shape_functions=contents.shape_functions),
     )
     with log.stage("audit"):
         manifest = _audited(folder, manifest)
-    return manifest.model_copy(update={"stages": tuple(log.stages)})
+    return evolve(manifest, stages=tuple(log.stages))
 
 
 class StageLog:
@@ -160,8 +161,8 @@ def passes(cfg: Config) -> dict[str, list[tuple[str, str]]]:
 
 def _resolved(cfg: Config, target: Target) -> Config:
     """The config with what "native" turned out to mean, so that the library can be rebuilt elsewhere."""
-    section = cfg.target.model_copy(update={"mcpu": target.mcpu, "threads": target.threads, "arch": target.arch})
-    return cfg.model_copy(update={"target": section})
+    section = evolve(cfg.target, mcpu=target.mcpu, threads=target.threads, arch=target.arch)
+    return evolve(cfg, target=section)
 
 
 def _check_names(cfg: Config, signature: Signature) -> None:
@@ -220,7 +221,7 @@ def _audited(folder: Path, manifest: Manifest) -> Manifest:
     found = audit.examine(folder, manifest)
     audit.check_numerics(found)
     audit.check_library(found)
-    return manifest.model_copy(update={"audit": audit.summary(found)})
+    return evolve(manifest, audit=audit.summary(found))
 
 
 def _half_notes(cfg: Config, narrowest: str) -> Iterator[str]:

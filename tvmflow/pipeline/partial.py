@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from tvmflow import artifact, frontend
 from tvmflow.artifact import CONSTANTS, LIBRARY
 from tvmflow.config import Config, TargetSection
+from tvmflow.frozen import evolve
 from tvmflow.manifest import Manifest
 from tvmflow.pipeline import building
 from tvmflow.pipeline.context import Context, context_of
@@ -70,14 +71,13 @@ def build(part: Part, folder: Path, whole: Manifest) -> Manifest:
         lowered = plan.run(packed, [step for step in last if step.name != PLANNING or PLANNING in taken])
         library.write_library(lowered, setting.tvm_target, library.linker(setting.target), folder)
         entries = library.write_constants(weights, folder)
-    manifest = whole.model_copy(
-        update={
-            "target": building.target_info(setting.target),
-            "constants": entries,
-            "weights": CONSTANTS,
-            "files": {name: artifact.file_entry(folder / name) for name in (LIBRARY, CONSTANTS)},
-            "kernels": library.contents(packed, lowered).kernels,
-        }
+    manifest = evolve(
+        whole,
+        target=building.target_info(setting.target),
+        constants=entries,
+        weights=CONSTANTS,
+        files={name: artifact.file_entry(folder / name) for name in (LIBRARY, CONSTANTS)},
+        kernels=library.contents(packed, lowered).kernels,
     )
     artifact.write_manifest(folder, manifest)
     return manifest
@@ -131,9 +131,9 @@ def _taken(part: Part) -> tuple[list[Step], frozenset[str]]:
 
 def _effective(cfg: Config, taken: frozenset[str]) -> Config:
     """The config with precise arithmetic, and this CPU for its target, unless the steps taken say otherwise."""
-    numerics = cfg.numerics.model_copy(update={"fast_math": FAST_MATH in taken, "tf32": TF32 in taken})
+    numerics = evolve(cfg.numerics, fast_math=FAST_MATH in taken, tf32=TF32 in taken)
     target = cfg.target if SCHEDULES in taken or cfg.target.kind == "llvm" else TargetSection()
-    return cfg.model_copy(update={"numerics": numerics, "target": target})
+    return evolve(cfg, numerics=numerics, target=target)
 
 
 def replacements(part: Part) -> tuple[list[Replacement], Setting]:

@@ -75,7 +75,7 @@ class BucketSession:
     def _part(self, spec: TensorSpec, array: np.ndarray, piece: Piece, held: Mapping[str, int]) -> np.ndarray:
         """A piece of one input, padded to the bucket."""
         spans = tuple(_span(size, piece) for size in spec.shape)
-        return padded_to(spec, array[spans], held, self.manifest.pad.get(spec.name, 0))
+        return inputs_.padded_to(spec, array[spans], held, self.manifest.pad.get(spec.name, 0))
 
     def _joined(
         self, pieces: Sequence[Piece], sizes: Mapping[str, int], parts: Sequence[list[np.ndarray]]
@@ -115,17 +115,6 @@ def _of_size(spec: TensorSpec, dims: Mapping[str, int]) -> tuple[str, str, tuple
         return spec.name, spec.dtype, tuple(bucket_selection.size_of(size)(dims) for size in spec.shape)
     except (ValueError, KeyError, ZeroDivisionError, RecursionError, MemoryError):
         return None
-
-
-def padded_to(spec: TensorSpec, array: np.ndarray, sizes: Mapping[str, int], value: float) -> np.ndarray:
-    """One input at the sizes given, `value` standing behind what it holds; itself where it has them."""
-    shape = tuple(sizes[size] if isinstance(size, str) else size for size in spec.shape)
-    if array.shape == shape:
-        return array
-    padded = vm.aligned(shape, array.dtype)
-    padded.fill(value)
-    padded[tuple(map(slice, array.shape))] = array
-    return padded
 
 
 def _place(signature: Signature, dim: str) -> tuple[str, int]:

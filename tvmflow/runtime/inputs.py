@@ -1,12 +1,14 @@
-"""Whether arrays fit a library's inputs."""
+"""Whether arrays fit a library's inputs, and how they are made to fit a bucket's."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from tvmflow.artifact import ALIGNMENT
 from tvmflow.errors import InputError, first_line
 from tvmflow.manifest import Signature, TensorSpec
 
@@ -64,6 +66,25 @@ def check(signature: Signature, arrays: Mapping[str, np.ndarray]) -> None:
         wanted = ", ".join(f"{s.name} {s.dtype}[{', '.join(map(str, s.shape))}]" for s in signature.inputs)
         cast = "; x.astype(DTYPE) converts an array" if any(": dtype " in fault for fault in faults) else ""
         raise InputError("inputs do not fit: " + "; ".join(faults), f"it takes: {wanted}{cast}")
+
+
+def padded_to(spec: TensorSpec, array: np.ndarray, sizes: Mapping[str, int], value: float) -> np.ndarray:
+    """One input at the sizes given, `value` standing behind what it holds; itself where it has them."""
+    shape = tuple(sizes[size] if isinstance(size, str) else size for size in spec.shape)
+    if array.shape == shape:
+        return array
+    padded = aligned(shape, array.dtype)
+    padded.fill(value)
+    padded[tuple(map(slice, array.shape))] = array
+    return padded
+
+
+def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Memory for such an array, at a boundary that the kernels expect."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + size].view(dtype).reshape(shape)
 
 
 def _misfits(spec: TensorSpec, array: np.ndarray, sizes: dict[str, tuple[int, str]]) -> list[str]:

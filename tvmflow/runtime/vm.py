@@ -19,11 +19,11 @@ import numpy as np
 import tvm_ffi
 
 from tvmflow import host
-from tvmflow.artifact import ALIGNMENT
 from tvmflow.errors import ArtifactError, SetupError
 from tvmflow.files import open_regular
 from tvmflow.manifest import Constant, FileEntry
 from tvmflow.runtime import fork
+from tvmflow.runtime.inputs import aligned
 
 CPU, CUDA = 1, 2  # DLPack's numbers of devices
 POOLED = 2  # the allocator that keeps freed memory for the next call
@@ -212,11 +212,3 @@ def _copied_to(device: Any, tensor: Any) -> Any:
 
 def _view(tensor: Any, dtype: str) -> Any:
     return _function("runtime.TVMTensorCreateView")(tensor, tvm_ffi.Shape(tensor.shape), tvm_ffi.dtype(dtype), 0)
-
-
-def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Memory for such an array, at a boundary that the kernels expect."""
-    size = math.prod(shape) * dtype.itemsize
-    memory = np.empty(size + ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % ALIGNMENT
-    return memory[start : start + size].view(dtype).reshape(shape)

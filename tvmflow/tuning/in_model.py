@@ -16,12 +16,13 @@ from pathlib import Path
 
 import numpy as np
 
-from tvmflow import process
 from tvmflow.config import Config
 from tvmflow.database import Comparison, Record, Store
 from tvmflow.errors import ArtifactError, BudgetError
+from tvmflow.frozen import evolve
 from tvmflow.manifest import Kernel, Manifest
-from tvmflow.verification import reference, running
+from tvmflow.process import Child
+from tvmflow.verification import child, reference, running
 
 WORTH = 0.98  # a record is kept if its kernels take at most this share of the default schedule's time
 TUNED_ENOUGH = 0.95  # of the time: no command is proposed
@@ -77,14 +78,7 @@ def settle(cfg: Config, found: Mapping[str, Sequence[Record]], build: Build) -> 
 
 def kernel_seconds(*libraries: tuple[Path, Mapping[str, np.ndarray]]) -> list[dict[str, float]]:
     """Seconds of one run per kernel of each library, given by folder and inputs: all calls together, in the model."""
-    seconds, _ = process.call(
-        "tvmflow.verification.child:kernel_times",
-        libraries,
-        what="timing the kernels",
-        error=ArtifactError,
-        env=running.RUN_ENV,
-    )
-    return list(seconds)
+    return Child("timing the kernels", ArtifactError, running.RUN_ENV).call(child.kernel_times, libraries)
 
 
 def shares(cfg: Config, manifest: Manifest, seconds: Mapping[str, float], source: str) -> str:
@@ -153,8 +147,7 @@ def _built(
         folder.mkdir()
         Store(database).add(records)
         Store(database).add_comparisons(comparisons)
-        tuning = cfg.tuning.model_copy(update={"database": database})
-        yield folder, build(cfg.model_copy(update={"tuning": tuning}), folder)
+        yield folder, build(evolve(cfg, tuning=evolve(cfg.tuning, database=database)), folder)
 
 
 def _by_key(manifest: Manifest, seconds: Mapping[str, float]) -> dict[str, float]:
@@ -168,4 +161,4 @@ def _by_key(manifest: Manifest, seconds: Mapping[str, float]) -> dict[str, float
 
 def _chosen_here(record: Record) -> Record:
     protocol = f"{record.provenance.protocol}; chosen in the whole model"
-    return record.model_copy(update={"provenance": record.provenance.model_copy(update={"protocol": protocol})})
+    return evolve(record, provenance=evolve(record.provenance, protocol=protocol))

@@ -13,6 +13,7 @@ from typing import Protocol
 import tvm
 
 from tvmflow.database import KeyParts, Provenance, Record, pack
+from tvmflow.frozen import evolve
 from tvmflow.tasks import Task, trace_json
 from tvmflow.tuning import search, space
 from tvmflow.tuning.measure import Measurer
@@ -142,8 +143,7 @@ class Session:
             self.store.keep(record)
         else:
             if not one.confirmed and record.median_s >= old.median_s:
-                tried = old.provenance.model_copy(update={"trials": one.trials})
-                record = old.model_copy(update={"provenance": tried})
+                record = evolve(old, provenance=evolve(old.provenance, trials=one.trials))
             self.store.replace(record, old)
         self._kept[one.task.key] = record
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tvmflow import frontend, npz, process
+from tvmflow import frontend, npz
 from tvmflow.config import Config
 from tvmflow.errors import ReferenceRunError
 from tvmflow.manifest import Manifest
+from tvmflow.process import Child
 from tvmflow.runtime import inputs
 from tvmflow.verification import compare
 
@@ -38,14 +39,7 @@ def run_first_accepted(cfg: Config, rows: Sequence[Sequence[compare.Feeds]]) -> 
     errors: list[ReferenceRunError] = []
     for start, batch in [(0, inputs), *((index, [row]) for index, row in enumerate(inputs))]:
         try:
-            (index, name, outputs), _ = process.call(
-                "tvmflow.frontend:first_accepted",
-                cfg,
-                batch,
-                what="the reference",
-                error=ReferenceRunError,
-                torch=frontend.is_torch(cfg),
-            )
+            index, name, outputs = _child(cfg).call(frontend.first_accepted, cfg, batch)
             return Truth(rows[start + index], name, outputs)
         except ReferenceRunError as exc:
             errors.append(exc)
@@ -67,15 +61,7 @@ def run_each_accepted(cfg: Config, feeds: Sequence[compare.Feeds]) -> list[list[
     except ReferenceRunError as exc:
         if exc.crashed:
             raise
-    outputs, _ = process.call(
-        "tvmflow.frontend:each_accepted",
-        cfg,
-        [one.inputs for one in feeds],
-        what="the reference",
-        error=ReferenceRunError,
-        torch=frontend.is_torch(cfg),
-    )
-    return list(outputs)
+    return _child(cfg).call(frontend.each_accepted, cfg, [one.inputs for one in feeds])
 
 
 def draw_accepted(cfg: Config, manifest: Manifest) -> Mapping[str, np.ndarray]:
@@ -101,7 +87,9 @@ def _examples(cfg: Config) -> list[compare.Feeds]:
     """The inputs that the model brings along, if any."""
     if not frontend.is_torch(cfg):
         return []
-    inputs, _ = process.call(
-        "tvmflow.frontend:examples", cfg, what="the reference", error=ReferenceRunError, torch=True
-    )
-    return [compare.Feeds(inputs, {}, "example")]
+    inputs = _child(cfg).call(frontend.examples, cfg)
+    return [compare.Feeds(inputs, {}, "example")] if inputs is not None else []
+
+
+def _child(cfg: Config) -> Child:
+    return Child("the reference", ReferenceRunError, torch=frontend.is_torch(cfg))

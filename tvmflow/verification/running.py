@@ -10,9 +10,11 @@ from typing import Protocol
 
 import numpy as np
 
-from tvmflow import host, process
+from tvmflow import host
 from tvmflow.errors import ArtifactError, TvmflowError
 from tvmflow.manifest import Described
+from tvmflow.process import Child
+from tvmflow.verification import child
 
 OnEvent = Callable[[str], None]
 RUN_ENV = {"TVM_USE_RUNTIME_LIB": "1"}  # a process that only runs a library needs no compiler
@@ -70,13 +72,4 @@ def run(
     error: type[TvmflowError],
 ) -> list[list[np.ndarray]]:
     with cuda_env(manifest.target.kind) as env:
-        results, _ = process.call(
-            "tvmflow.verification.child:run",
-            folder,
-            feeds,
-            threads,
-            what="running the library",
-            error=error,
-            env=RUN_ENV | env,
-        )
-    return list(results)
+        return Child("running the library", error, RUN_ENV | env).call(child.run, folder, feeds, threads)

@@ -32,6 +32,7 @@ from tvmflow.frontend.onnx.shapes import (
     without_weights,
 )
 from tvmflow.frontend.sizes import shape_text
+from tvmflow.frozen import evolve
 from tvmflow.manifest import Signature, TensorSpec
 
 
@@ -52,9 +53,7 @@ def load(path: Path, model_inputs: Mapping[str, config.ModelInput], dims: Mappin
             check(model, ops.convert_map(), ops.refusals)
             dtypes = {value.name: dtype_name(value.type.tensor_type.elem_type) for value in model.graph.input}
             mod, more = import_model(model, input_shapes(model.graph), dtypes)
-        ranged = [
-            spec.model_copy(update={"range": limits}) for spec, limits in zip(inputs, input_ranges(model), strict=True)
-        ]
+        ranged = [evolve(spec, range=limits) for spec, limits in zip(inputs, input_ranges(model), strict=True)]
         return Model(mod, Signature(inputs=tuple(ranged), outputs=_output_specs(outputs, inputs, mod)), notes + more)
 
 

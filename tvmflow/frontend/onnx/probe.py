@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import onnx
-from onnx import ModelProto, ValueInfoProto
 
 from tvmflow.errors import UnsupportedError
-from tvmflow.frontend.onnx.file import read
-from tvmflow.frontend.onnx.graph import describe
+
+if TYPE_CHECKING:
+    from onnx import ModelProto, ValueInfoProto
 
 
 def expose(path: Path, out: Path) -> tuple[str, ...]:
     """Writes the model with the results of all nodes, as far as they are tensors, for outputs; their names in order."""
+    import onnx
+
+    from tvmflow.frontend.onnx.file import read
+
     model = read(path)
     types = _types(model)
     results = dict.fromkeys(name for node in model.graph.node for name in node.output if name in types)
@@ -30,6 +34,11 @@ def isolate(path: Path, result: str, values: Mapping[str, np.ndarray], out: Path
 
     `values` holds the graph's inputs and what is between its nodes. Raises UnsupportedError where one is missing.
     """
+    import onnx
+
+    from tvmflow.frontend.onnx.file import read
+    from tvmflow.frontend.onnx.graph import describe
+
     model = read(path)
     types = _types(model)
     node = next(node for node in model.graph.node if result in node.output)
@@ -53,6 +62,8 @@ def isolate(path: Path, result: str, values: Mapping[str, np.ndarray], out: Path
 
 def _types(model: ModelProto) -> dict[str, ValueInfoProto]:
     """By name the tensors whose dtype is known; shapes are left out, they follow from the inputs."""
+    import onnx
+
     graph = onnx.shape_inference.infer_shapes(model).graph
     return {
         value.name: _bare(value) for value in (*graph.value_info, *graph.output) if value.type.tensor_type.elem_type
@@ -60,11 +71,15 @@ def _types(model: ModelProto) -> dict[str, ValueInfoProto]:
 
 
 def _bare(value: ValueInfoProto) -> ValueInfoProto:
+    from onnx import ValueInfoProto
+
     bare = ValueInfoProto(name=value.name)
     bare.type.tensor_type.elem_type = value.type.tensor_type.elem_type
     return bare
 
 
 def _value(name: str, array: np.ndarray) -> ValueInfoProto:
+    import onnx
+
     dtype = onnx.helper.np_dtype_to_tensor_dtype(array.dtype)
     return onnx.helper.make_tensor_value_info(name, dtype, array.shape)
