@@ -316,7 +316,7 @@ def test_buckets_that_do_not_fit_their_artifact(built: Path, tmp_path: Path) -> 
         ),
     ]
     own = artifact.read(original / first.folder)
-    huge = own.files | {artifact.LIBRARY: own.files[artifact.LIBRARY].model_copy(update={"size_bytes": (1 << 63) - 1})}
+    huge = own.files | {artifact.LIBRARY: evolve(own.files[artifact.LIBRARY], size_bytes=(1 << 63) - 1)}
     copy = Path(shutil.copytree(original, tmp_path / "huge"))
     rewritten(copy / first.folder, {"files": huge})
     inside = artifact.file_entry(copy / first.folder / artifact.MANIFEST)
