@@ -309,7 +309,9 @@ def _fused(nodes: Expression, values: Sequence[np.ndarray], number: int, place: 
 
 def _once(a: float, b: float, c: float) -> float:
     """a * b + c in float64, rounded once."""
-    if not all(map(np.isfinite, (a, b, c))):
+    if np.isfinite(a) and np.isfinite(b) and not np.isfinite(c):
+        return c
+    if not all(map(np.isfinite, (a, b))):
         return float(np.float64(a) * np.float64(b) + np.float64(c))
     exact = Fraction(a) * Fraction(b) + Fraction(c)
     if exact == 0:

@@ -68,28 +68,30 @@ class _Widener(PyExprMutator):  # type: ignore[misc] # TVM has no types
             return self.visit_expr_post_order(call)
         args = [self.visit_expr(arg) for arg in call.args]
         if is_mark(call):
-            rounded = self._is_rounded(args[0])
-            return args[0] if rounded else self._cast(self._cast(args[0], _dtypes(call.ty)), _widened(_dtypes(call.ty)))
+            narrow = _dtypes(call.ty)
+            return args[0] if self._is_rounded(args[0], narrow) else self._cast(self._cast(args[0], narrow), "float32")
         if getattr(call.op, "name", "") == "relax.astype":
             return self._cast(args[0], _widened(_dtypes(call.ty)))
         wide = self._in_float32(call, args)
         return wide if wide is not None else self._as_it_was(call, args)
 
-    def _is_rounded(self, value: relax.Expr) -> bool:
+    def _is_rounded(self, value: relax.Expr, narrow: str) -> bool:
         """Whether float32 in place of a narrow format holds what that format can hold."""
+        if _dtypes(value.ty) == narrow:
+            return True
         if isinstance(value, relax.Var):
             known = self.lookup_binding(value)
-            return known is not None and self._is_rounded(known)
+            return known is not None and self._is_rounded(known, narrow)
         if isinstance(value, relax.TupleGetItem):
-            return self._is_rounded(value.tuple_value)
+            return self._is_rounded(value.tuple_value, narrow)
         if isinstance(value, relax.Tuple):
-            return all(self._is_rounded(field) for field in value.fields)
+            return all(self._is_rounded(field, narrow) for field in value.fields)
         if not isinstance(value, relax.Call):
-            return isinstance(value, tvm.ir.GenericConst)
+            return False
         name = getattr(value.op, "name", "")
         if name == "relax.astype":
-            return _holds_narrow(value.args[0].ty)
-        return name in MOVES and all(self._is_rounded(arg) for arg in value.args if _is_of_floats(arg.ty))
+            return bool(_dtypes(value.args[0].ty) == narrow)
+        return name in MOVES and all(self._is_rounded(arg, narrow) for arg in value.args if _is_of_floats(arg.ty))
 
     def _in_float32(self, call: relax.Call, args: list[relax.Expr]) -> relax.Expr | None:
         """The call on widened operands; None where its result would not simply be the wider one."""

@@ -1,7 +1,8 @@
 """Constants that TVM would compute with while it makes kernels, although what it says is not what IEEE 754 says.
 
 `x * 0` would become 0, `x + 0` x, and `0 / x` 0, which is wrong for NaN, infinity and -0; `x / 0` would be an error.
-TVM looks into scalars only, so that such a constant becomes a tensor of one element.
+TVM looks into scalars only, so that such a constant becomes a tensor of one element. The 0 that it makes of `x * 0` is
+right for integers, but it cannot subtract from one without a sign.
 """
 
 from __future__ import annotations
@@ -42,8 +43,9 @@ class _Keeper(PyExprMutator):  # type: ignore[misc] # TVM has no types
         values = INEXACT.get(str(getattr(call.op, "name", "")))
         if values is None:
             return call
+        dtypes = ("float", "bfloat", "uint") if call.op.name == "relax.multiply" else ("float", "bfloat")
         kept = [
-            _is_one_of(self.lookup_binding(arg) if isinstance(arg, relax.Var) else arg, found)
+            _is_one_of(self.lookup_binding(arg) if isinstance(arg, relax.Var) else arg, found, dtypes)
             for arg, found in zip(call.args, values, strict=True)
         ]
         if not any(kept):
@@ -63,11 +65,11 @@ class _Keeper(PyExprMutator):  # type: ignore[misc] # TVM has no types
         return self.builder_.emit(relax.op.reshape(value, shape))
 
 
-def _is_one_of(value: relax.Expr, found: tuple[float, ...]) -> bool:
-    """Whether a value is a scalar constant of floating-point numbers that is one of those, sign of zero included."""
+def _is_one_of(value: relax.Expr, found: tuple[float, ...], dtypes: tuple[str, ...]) -> bool:
+    """Whether a value is a scalar constant of such dtypes that is one of those, sign of zero included."""
     if not isinstance(value, tvm.ir.GenericConst) or not isinstance(value.ty, relax.TensorType) or value.ty.ndim != 0:
         return False
-    if not str(value.ty.dtype).startswith(("float", "bfloat")):
+    if not str(value.ty.dtype).startswith(dtypes):
         return False
     number = float(np.asarray(value.value.numpy()).astype("float64"))
     return any(number == one and math.copysign(1, number) == math.copysign(1, one) for one in found)
