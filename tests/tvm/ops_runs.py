@@ -14,6 +14,8 @@ from onnx import helper, numpy_helper
 from tvm import relax
 
 from tvmflow.frontend.onnx.loading import load
+from tvmflow.pipeline import plan
+from tvmflow.pipeline.context import Context
 
 Arrays = Mapping[str, Any]
 
@@ -53,7 +55,8 @@ def imported(model: onnx.ModelProto, folder: Path) -> tvm.IRModule:
 
 def compiled(model: onnx.ModelProto, feeds: Arrays, folder: Path) -> list[np.ndarray]:
     """The outputs of the model, compiled without any schedule."""
-    machine = relax.VirtualMachine(tvm.compile(imported(model, folder), target="llvm"), tvm.cpu())
+    opened = plan.run(imported(model, folder), plan.steps_of(Context("llvm"), "open"))
+    machine = relax.VirtualMachine(tvm.compile(opened, target="llvm"), tvm.cpu())
     names = [value.name for value in model.graph.input]
     results = machine["main"](*[tvm.runtime.tensor(np.array(feeds[name])) for name in names])
     return [result.numpy() for result in ([results] if isinstance(results, tvm.runtime.Tensor) else results)]
