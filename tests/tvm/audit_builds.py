@@ -173,11 +173,15 @@ def planted(name: str, folder: Path) -> contextlib.AbstractContextManager[object
     if name == "target":
         return mock.patch("tvmflow.codegen.numerics.llvm_attributes", return_value={"fast-math": True})
     if name == "linker":
-        (folder / "flushing.c").write_text(FLUSHING)
-        return mock.patch("tvmflow.codegen.library.linker", return_value={"options": [str(folder / "flushing.c")]})
+        (folder.parent / "flushing.c").write_text(FLUSHING)
+        return mock.patch(
+            "tvmflow.codegen.library.linker", return_value={"options": [str(folder.parent / "flushing.c")]}
+        )
     if name == "foreign code":
-        (folder / "foreign.c").write_text(FOREIGN)
-        return mock.patch("tvmflow.codegen.library.linker", return_value={"options": [str(folder / "foreign.c")]})
+        (folder.parent / "foreign.c").write_text(FOREIGN)
+        return mock.patch(
+            "tvmflow.codegen.library.linker", return_value={"options": [str(folder.parent / "foreign.c")]}
+        )
     if name == "linked elsewhere":
         return mock.patch("tvmflow.codegen.library.linker", return_value={"options": LINKED})
     if name == "no schedules":

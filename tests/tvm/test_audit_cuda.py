@@ -19,7 +19,7 @@ from tvmflow.audit.machine import MachineCode
 from tvmflow.audit.occupancy import LIMITS, Use
 from tvmflow.codegen import cuda, ptx
 from tvmflow.config import NumericsSection
-from tvmflow.errors import SetupError
+from tvmflow.errors import AuditError, SetupError
 from tvmflow.manifest import Evidence, Launch, Manifest, TargetInfo
 from tvmflow.process import Child
 
@@ -127,7 +127,7 @@ def test_tvms_defaults_are_found_in_the_machine_code(messages: dict[str, str], f
     assert fault.check == "numerics"
     assert "MUFU.TANH" in fault.what
     assert "FADD.FTZ, FMUL.FTZ" in fault.what
-    with pytest.raises(audit.AuditError, match="approximate or flushing instructions"):
+    with pytest.raises(AuditError, match="approximate or flushing instructions"):
         audit.check({"": found})
 
 

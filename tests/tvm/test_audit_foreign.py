@@ -14,7 +14,7 @@ import pytest
 from tvmflow import artifact, audit, config, flow, process
 from tvmflow.audit import listing, machine, symbols
 from tvmflow.config import external
-from tvmflow.errors import SetupError
+from tvmflow.errors import AuditError, SetupError
 from tvmflow.frozen import evolve
 from tvmflow.manifest import Finding, Manifest
 from tvmflow.process import Child
@@ -99,7 +99,7 @@ def test_products_of_integers_are_exact(foreign: tuple[Finding, ...]) -> None:
 def test_such_a_library_is_not_kept(messages: dict[str, str], folder: Path) -> None:
     assert "the built code is not what [numerics] states" in messages["refused"]
     assert messages["clean"] == messages["foreign"] == ""
-    with pytest.raises(audit.AuditError, match="holds what no compiler of TVM's makes"):
+    with pytest.raises(AuditError, match="holds what no compiler of TVM's makes"):
         audit.check_library(flow.audit_artifact(folder / "foreign", False, None)[""])
 
 

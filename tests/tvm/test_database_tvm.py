@@ -27,8 +27,9 @@ from tvmflow.database.grammar import Where
 from tvmflow.database.metaschedule import TUNING_RECORDS, WORKLOADS, Stated, check_plain
 from tvmflow.database.record import to_line
 from tvmflow.errors import DatabaseError, TvmflowError, UsageError
-from tvmflow.exchange import conversion
+from tvmflow.exchange import child, conversion
 from tvmflow.exchange import records as exchange_records
+from tvmflow.exchange.child import Item
 from tvmflow.frozen import evolve
 from tvmflow.replay import replay
 from tvmflow.tuning import space
@@ -184,12 +185,12 @@ class Killer:
 
 def test_what_ends_the_process_costs_itself_until_it_is_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent))
-    items = [(number, (one,)) for number, one in enumerate([record(16), Killer(), record(24), Killer(), record(8)])]
-    done, refused = conversion._each("check", items, "replaying it")
+    items = [Item(number, one) for number, one in enumerate([record(16), Killer(), record(24), Killer(), record(8)])]
+    done, refused = conversion._each(child.check, items, "replaying it")
     assert list(done) == [0, 2, 4]
     assert {why.partition(":")[0] for why in refused.values()} == {"replaying it crashed (signal 11, SIGSEGV)"}
     monkeypatch.setattr(conversion, "MAX_DEATHS", 1)
-    done, refused = conversion._each("check", items, "replaying it")
+    done, refused = conversion._each(child.check, items, "replaying it")
     assert list(done) == [0]
     assert [refused[index].partition(":")[0] for index in (2, 3, 4)] == ["not looked at"] * 3
 

@@ -150,11 +150,9 @@ def _of_the_cpu(audit: NumericsAudit, stated: NumericsSection, narrowest: str) -
                 f"otherwise: {_listed(forbidden)}",
                 HINT,
             )
-    allowed = (
-        {"to half", *(() if stated.widen_half else ("half",))}
-        if narrowest == "float16"
-        else ({"bfloat16"} if narrowest == "bfloat16" else set())
-    )
+    # bfloat16 is the narrower one, beside which a model may hold float16 too.
+    halves = {"to half", *(() if stated.widen_half else ("half",))} if narrowest in ("float16", "bfloat16") else set()
+    allowed = halves | ({"bfloat16"} if narrowest == "bfloat16" else set())
     for kind, by_kernel in audit.narrow.items():
         for kernel, counts in by_kernel.items():
             if kind not in allowed:
