@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import tvm
+import tvm_ffi
 from tvm import relax
 
 from tvmflow import frontend
@@ -65,7 +66,7 @@ def outputs(cfg: Config, feeds: Mapping[str, np.ndarray], folder: Path) -> dict[
         prepared, _ = prepare(cfg, model)
         mod = plan.run(prepared, plan.steps_of(Context("cuda"), "schedule", "rewrite"))
         kernels = {
-            var.name_hint: function
+            var.name_hint: _with_names(function)
             for var, function in mod.functions.items()
             if isinstance(function, tvm.tirx.PrimFunc)
         }
@@ -87,6 +88,12 @@ def outputs(cfg: Config, feeds: Mapping[str, np.ndarray], folder: Path) -> dict[
         spec.name: np.fromfile(folder / name, calls.arrays[name].dtype)
         for spec, name in zip(model.signature.outputs, names, strict=True)
     }
+
+
+def _with_names(function: tvm.tirx.PrimFunc) -> tvm.tirx.PrimFunc:
+    """A kernel whose parameters have names of their own, by which those of the generated code are known."""
+    fresh = {param: tvm.ir.Var(f"p{index}", param.ty) for index, param in enumerate(function.params)}
+    return tvm_ffi.structural_map(function, [(tvm.ir.Var, lambda var: fresh.get(var, var))])
 
 
 class _Calls:

@@ -245,7 +245,7 @@ def _evaluated(
     def carried(dtype: str) -> np.dtype:
         return np.dtype("float32") if widen_half and dtype in NARROW else numpy_dtype(dtype)
 
-    given, values = iter(inputs), []
+    given, values, known = iter(inputs), [], set[int]()
     for number, node in enumerate(nodes):
         args = [values[arg] for arg in node.args]
         if node.op == "Input":
@@ -262,6 +262,9 @@ def _evaluated(
             value = _fused(nodes, values, number, place)
         else:
             value = _computed(node.op, args)
+        if node.op != "Input" and known.issuperset(node.args):  # what depends on constants alone is known, and rounded
+            known.add(number)
+            value = value.astype(numpy_dtype(node.dtype))
         values.append(value.astype(carried(node.dtype)))
     return values[-1].astype(numpy_dtype(nodes[-1].dtype)).astype(EDGES[nodes[-1].dtype])
 
