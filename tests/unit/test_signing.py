@@ -43,7 +43,8 @@ def test_the_key_of_another_is_refused(made: Path, keys: Path) -> None:
 
 
 def test_a_signature_for_another_purpose_is_refused(made: Path, keys: Path) -> None:
-    text = artifact.manifest_text(made)
+    with artifact.opened_any(made) as (folder, _):
+        text = (folder / artifact.MANIFEST).read_text()
     command = ["ssh-keygen", "-Y", "sign", "-f", str(keys / "alice"), "-n", "file"]
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=True)
     signing.signature_of(made).write_text(done.stdout)
