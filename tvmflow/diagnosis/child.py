@@ -14,7 +14,7 @@ from tvmflow.config import VerifySection
 from tvmflow.diagnosis.findings import KernelError
 from tvmflow.errors import last_line
 from tvmflow.pipeline import partial
-from tvmflow.pipeline.partial import SCHEDULES, Part
+from tvmflow.pipeline.partial import EXACT, SCHEDULES, Part
 from tvmflow.pipeline.records import ApplyRecords
 from tvmflow.process import emit
 from tvmflow.verification import compare
@@ -175,7 +175,7 @@ def overview(whole: Part) -> tuple[tuple[str, ...], tuple[str, ...]]:
     names = partial.steps(whole)
     if whole.cfg.tuning.database is None:
         return names, ()
-    mod, setting = partial.module(Part(whole.cfg, whole.layout, names.index(SCHEDULES)))
+    mod, setting = partial.module(Part(whole.cfg, whole.layout, names.index(SCHEDULES), EXACT))
     records = ApplyRecords(whole.cfg, setting.target)
     records(mod)
     return names, records.notes

@@ -117,7 +117,8 @@ def _scheduled(part: Part) -> Iterator[tuple[tvm.IRModule, Setting, frozenset[st
             steps_ = plan.steps_of(context, "schedule", "rewrite")
             mod = plan.run(mod, [step for step in steps_ if step.name != GELU or VECTOR_MATH in taken])
         else:
-            mod = plan.run(mod, [step for step in plan.steps_of(context, "rewrite") if step.name in EXACT])
+            exact = set(EXACT) - set(part.without)
+            mod = plan.run(mod, [step for step in plan.steps_of(context, "rewrite") if step.name in exact])
         yield mod, chosen, taken
 
 
