@@ -7,6 +7,7 @@ What is allowed is IEEE 754's result, rounded operation by operation, or with a 
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -134,9 +135,25 @@ def _used(nodes: Expression) -> set[int]:
 def _product(nodes: Expression, number: int) -> tuple[int, float] | None:
     """The product that a node is, and its sign."""
     sign = 1.0
-    while nodes[number].op == "Neg":
-        sign, number = -sign, nodes[number].args[0]
+    while (same := _same(nodes, nodes[number])) is not None:
+        sign, number = sign * same[1], same[0]
     return (number, sign) if nodes[number].op == "Mul" else None
+
+
+def _same(nodes: Expression, node: Node) -> tuple[int, float] | None:
+    """The value that a node passes on as it is, and its sign."""
+    if node.op == "Neg":
+        return node.args[0], -1.0
+    if node.op not in ("Add", "Sub", "Mul", "Div"):
+        return None
+    zero = -0.0 if node.op == "Add" else 0.0
+    for number, other in (node.args, node.args[::-1])[: 1 if node.op in ("Sub", "Div") else 2]:
+        known = nodes[other].value if nodes[other].op == "Constant" else math.nan
+        if node.op in ("Mul", "Div") and abs(known) == 1:
+            return number, known
+        if node.op in ("Add", "Sub") and known == 0 and math.copysign(1, known) == math.copysign(1, zero):
+            return number, 1.0
+    return None
 
 
 def _fusable(nodes: Expression) -> list[int]:
@@ -174,9 +191,6 @@ class Maker:
     def _added(self, node: Node) -> int:
         self.nodes.append(node)
         return len(self.nodes) - 1
-
-
-# Values.
 
 
 def numbers(rng: random.Random, dtype: str) -> np.ndarray:
@@ -327,10 +341,10 @@ def _once(a: float, b: float, c: float) -> float:
 
 def agree(got: np.ndarray, wanted: Sequence[np.ndarray]) -> np.ndarray:
     """Per element whether it is one of those wanted: the same bits, but for NaN."""
-    return np.logical_or.reduce([_same(got, want) for want in wanted])
+    return np.logical_or.reduce([_equal(got, want) for want in wanted])
 
 
-def _same(got: np.ndarray, want: np.ndarray) -> np.ndarray:
+def _equal(got: np.ndarray, want: np.ndarray) -> np.ndarray:
     if want.dtype.kind != "f":
         return np.asarray(got == want)
     return np.asarray(((got == want) & (np.signbit(got) == np.signbit(want))) | (np.isnan(got) & np.isnan(want)))

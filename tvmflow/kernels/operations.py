@@ -7,11 +7,13 @@ they are computed in twice as many bits by LLVM, which makes one instruction of 
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 
+import tvm
 from tvm import tirx
 from tvm.ir import Call
-from tvm.tirx import Add, Broadcast, Cast, Div, FloorDiv, FloorMod, Mod, Mul, Select, Sub
+from tvm.tirx import Add, Broadcast, Cast, Div, FloatImm, FloorDiv, FloorMod, Mod, Mul, Sub
 
 from tvmflow.kernels.mathematics.lanes import Expr
 from tvmflow.kernels.rewriting import PRIORITY, PURE, READS, define
@@ -20,7 +22,7 @@ NODES = {"add": Add, "sub": Sub, "mul": Mul, "div": Div, "mod": Mod, "floor_div"
 NAMES = {node: f"tirx.exact_{name}" for name, node in NODES.items()}
 BY_NAME: dict[str, type[Expr]] = {name: node for node, name in NAMES.items()}
 CAST, ROUND, NAMED = "tirx.exact_cast", "tirx.exact_bfloat16", "tirx.exact_named"
-OVERFLOWING = (Add, Sub, Mul)
+OVERFLOWING, DIVISIONS = (Add, Sub, Mul), (Div, Mod, FloorDiv, FloorMod)
 SIGN = 2**63
 
 
@@ -97,11 +99,27 @@ def _lower(integers: Callable[[type[Expr], Expr, Expr], Expr], value: Expr) -> E
     if name == CAST:
         return _converted(_hidden(args[0]), dtype)
     a, b = (_converted(arg, dtype) for arg in args)  # indices may have become narrower
-    return BY_NAME[name](a, b) if is_float(dtype) else integers(BY_NAME[name], a, b)
+    if is_float(dtype):
+        return BY_NAME[name](a, _divisor(b) if BY_NAME[name] in DIVISIONS else b)
+    return integers(BY_NAME[name], a, b)
 
 
 def _converted(value: Expr, dtype: str) -> Expr:
-    return value if str(value.ty.dtype) == dtype else Cast(dtype, value)
+    """A value in another dtype.
+
+    TVM fails on conversions of constants below zero to a dtype without a sign, even where it only looks at a condition
+    and does algebra in it. So such conversions read bits.
+    """
+    before = value.ty.dtype
+    if str(before) == dtype:
+        return value
+    if _is_integer(value) or not str(before).startswith("int") or not dtype.startswith("uint"):
+        return Cast(dtype, value)
+    bits = tvm.DataType(dtype).bits
+    signed = value if before.bits >= bits else Cast(with_element(f"int{bits}", dtype), value)
+    unsigned = with_element(f"u{signed.ty.dtype}".partition("x")[0], dtype)
+    same = call("tirx.reinterpret", unsigned, signed)
+    return same if unsigned == dtype else Cast(dtype, same)
 
 
 def _hidden(value: Expr) -> Expr:
@@ -117,6 +135,19 @@ def _hidden(value: Expr) -> Expr:
     return _converted(call("tirx.reinterpret", "int64", number), str(value.ty.dtype))
 
 
+def _divisor(value: Expr) -> Expr:
+    """`value`, of which TVM does not see that it is 0: it fails on that, even where it only looks at a condition."""
+    dtype = str(value.ty.dtype)
+    if isinstance(value, Broadcast):
+        return Broadcast(_divisor(value.value), value.lanes)
+    if not isinstance(value, FloatImm):
+        return call("tirx.reinterpret", dtype, value)
+    if value.value != 0:
+        return value
+    zero = call("tirx.fabs", dtype, FloatImm(dtype, -0.0))
+    return zero if math.copysign(1, value.value) > 0 else Sub(FloatImm(dtype, -0.0), zero)
+
+
 def _is_integer(value: Expr) -> bool:
     return isinstance(value.value if isinstance(value, Broadcast) else value, tirx.IntImm)
 
@@ -125,8 +156,10 @@ def _in_llvm(kind: type[Expr], a: Expr, b: Expr) -> Expr:
     dtype = a.ty.dtype
     if kind in (FloorDiv, FloorMod):
         return kind(_unbounded(a), _unbounded(b))
-    if kind not in OVERFLOWING or dtype.bits < 32:
+    if kind not in OVERFLOWING:
         return kind(a, b)
+    if dtype.bits < 32:
+        return kind(_hidden(a), _hidden(b))
     signed, wide = (with_element(f"int{bits}", str(dtype)) for bits in (dtype.bits, 2 * dtype.bits))
     return _converted(Cast(wide, kind(*(Cast(wide, _converted(_hidden(arg), signed)) for arg in (a, b)))), str(dtype))
 
@@ -153,8 +186,7 @@ def _bits_of_bfloat16(value: Expr) -> Expr:
         return tirx.const(of, like)
 
     bits = tirx.reinterpret(wide, value)
-    upper = bits >> number(16, wide)
-    rounded_up = Add(Add(bits, upper & number(1, wide)), number(0x7FFF, wide)) >> number(16, wide)
-    magnitude = bits & number(0x7FFFFFFF, wide)
-    quiet = upper | number(0x40, wide)
-    return Cast(narrow, Select(tirx.GT(magnitude, number(0x7F800000, wide)), quiet, rounded_up))
+    is_nan = Cast(wide, tirx.GT(bits & number(0x7FFFFFFF, wide), number(0x7F800000, wide)))
+    odd = (bits >> number(16, wide)) & number(1, wide)
+    half = Mul(Add(odd, number(0x7FFF, wide)), is_nan ^ number(1, wide))
+    return Cast(narrow, (Add(bits, half) >> number(16, wide)) | (is_nan << number(6, wide)))
