@@ -33,7 +33,7 @@ def test_a_finding_is_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     (tmp_path / "faulty.py").write_text(
         "import os, fuzz_onnx\n"
         "from tvmflow.errors import ModelError\n"
-        "fuzz_onnx.SECONDS_EACH = 0.2\n"
+        "fuzz_onnx.SECONDS_EACH = 2\n"
         "def load(cfg):\n"
         "    kind = cfg.model.path.read_bytes()\n"
         "    if kind == b'trace': raise ValueError('first')\n"
